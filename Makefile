@@ -55,7 +55,7 @@ lint: $(VENV)/test.stamp
 
 # no GPU needed: the tests read the machine code
 cubins: $(VENV)/test.stamp
-	LADDER_CUBINS=all $(PYTEST) tests/stages/test_cubins.py -k every_kernel
+	LADDER_CUBINS=all $(PYTEST) tests/stages/test_cubins.py -k "every_kernel or products"
 
 gluon: $(VENV)/test.stamp $(TRITONS:%=build/triton/%)
 	@for version in $(TRITONS); do echo "Triton $$version"; LADDER_TRITON=build/triton/$$version \

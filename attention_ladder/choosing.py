@@ -70,6 +70,7 @@ NEVER = {
     2: "a graph of scalars, on one thread of a CPU",
     4: "wrong on purpose above 64 keys",
     5: "takes no masks, and stage 6 is faster",
+    10: "for a sequence that is cut over several GPUs; alone it is one of the others",
 }
 ONLY = "torch's own operations, the fastest that need no GPU"
 ON_A_CPU = "in Triton, which is compiled for a GPU only"

@@ -34,6 +34,7 @@ from ladder.model import model_command
 from ladder.options import UserError
 from ladder.pages import diff_command, figures_command, readme_command
 from ladder.report import report_command
+from ladder.ring import ring_command
 from ladder.run import run_command
 from ladder.show import show_command
 from ladder.trace import trace_command
@@ -213,6 +214,13 @@ COMMANDS = (
         "ladder bench --stages 3,6,sdpa_math --n 64,128",
         "ladder bench --suite 004               # needs a GPU",
         "ladder bench --resume runs/FILE.jsonl",
+    ),
+    (
+        MEASURE,
+        ring_command,
+        "ladder ring --world 2                  # needs two GPUs",
+        "ladder ring --world 3 --device cpu     # checks, and shows no speed",
+        "ladder ring --predict --h 128",
     ),
     (MEASURE, train_command, "ladder train --stage 3", "ladder train --stage mine.py"),
     (MEASURE, generate_command, "ladder generate --stage 3", "ladder generate --prompt 'def '"),

@@ -37,6 +37,7 @@ EXCLUDED = {
         ("tokens", "b"): "--b says the batch size already",
         ("hidden", "h"): "--h says the number of heads already",
     },
+    "ring": {("out", "resume"): OWN_FILE},
     "model": {("text", "weights"): "got --weights too, whose file has our texts and no tokenizer"},
 }
 

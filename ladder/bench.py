@@ -1,13 +1,14 @@
 """`ladder bench`: its arguments, its plan, a new or resumed run, and its tables and plots."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from course.suites import SUITES
+from harness.isolation.roster import read_stages
 from harness.problems.problem import PEERS_FROM, SEED, Problem
 from harness.records import environment, files, units
 from harness.records.jsonl import WriteFailed, Writer
@@ -64,7 +65,7 @@ def bench_command(
     """Time stages in turns, in one process: speed-ups."""
     view = View(plot, ceilings)
     if resume is not None:
-        return resume_bench(context, view)
+        return resume_bench(context, view, DEFAULTS, make_limits)
     return new_bench(resuming.kept(context, DEFAULTS), stage or [], out, view)
 
 
@@ -145,9 +146,15 @@ def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) 
         return measure(cells, limits, [], writer, view)
 
 
-def resume_bench(context: typer.Context, view: View) -> int:
-    """Resume the run in the file of --resume: measure the comparisons that aren't whole in it."""
-    with resuming.resumed(context, DEFAULTS, make_limits) as begun:
+def resume_bench(
+    context: typer.Context, view: View, usual: Record,
+    limits_of: Callable[[Record], plan.Limits], read: resuming.Reader = read_stages,
+) -> int:  # fmt: skip
+    """Resume the run in the file of --resume: measure the comparisons that aren't whole in it.
+
+    The arguments are those of `resuming.resumed`.
+    """
+    with resuming.resumed(context, usual, limits_of, read) as begun:
         path, done = begun.writer.path, begun.done
         view.ceilings.check(begun.env)
         csv_path(path)  # now, not when minutes of measuring are done
@@ -199,7 +206,8 @@ def outcome(record: Record) -> str:
     """A record in a few words, for the progress lines."""
     if record["status"] != "ok":
         return f"{record['status']} ({record['reason'][:REASON]})"
-    return units.show_time(record["time_ms"]) if record["time_ms"] else "interpreted"
+    time, why = record["time_ms"], record["reason"].partition(":")[0]  # interpreted, or no speed
+    return units.show_time(time) if time else why
 
 
 def check_problems(given: Record) -> None:

@@ -240,6 +240,17 @@ BenchSuite = Annotated[
            one_of(*suites("bench"))),
 ]  # fmt: skip
 
+# ring
+World = Annotated[int, option("ranks: GPUs, or on a CPU processes", whole(2, 64))]
+RingDtype = Annotated[
+    str | None, option(f"{', '.join(DTYPES)}; bfloat16 on GPUs, else float32", one_of(*DTYPES))
+]
+RingStages = Annotated[str | None, option("contestants by number or name; all by default")]
+RingH = Annotated[int | None, option("number of heads; 16 on GPUs, else 6", whole(1))]
+Predict = Annotated[
+    bool, option("measure nothing: show what the cost model says of clusters", None, "--predict")
+]
+
 # train and model
 TrainStage = Annotated[
     list[str] | None, option("the stage to train with: its number, or its file", metavar="N")

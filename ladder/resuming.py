@@ -20,6 +20,8 @@ from ladder.arguments import prepare_children, typed, wants_gradients
 from ladder.help import as_typed
 from ladder.options import UserError
 
+Reader = Callable[[Sequence[Path], float, int], list[StageInfo]]
+
 
 @dataclass(frozen=True)
 class Begun:
@@ -46,12 +48,14 @@ def kept(context: typer.Context, usual: Record) -> Record:
 
 @contextmanager
 def resumed(
-    context: typer.Context, usual: Record, make_limits: Callable[[Record], Limits]
-) -> Iterator[Begun]:
+    context: typer.Context, usual: Record, make_limits: Callable[[Record], Limits],
+    read_all: Reader = read_stages,
+) -> Iterator[Begun]:  # fmt: skip
     """Open the run in the file of --resume; its device, software, commit and stages must be here.
 
     The options on the command line must equal those that the run was begun with; `usual`: the
-    `defaults` of the command. `make_limits` is called with the run's arguments and its device.
+    `defaults` of the command. `make_limits` is called with the run's arguments and its device,
+    `read_all` with the files of --stage and the limits for loading them.
     Raises UserError or BadRecord where the run can't go on.
     """
     command, path = str(context.command.name), context.params["resume"]
@@ -77,7 +81,7 @@ def resumed(
                 )
         prepare_children(env["device"], wants_gradients(before))
         own = context.params["stage"] or []
-        stages = match_stages(path, env, read_stages(own, limits.budget, limits.memory))
+        stages = match_stages(path, env, read_all(own, limits.budget, limits.memory))
         same_machine(path, env)
         yield Begun(writer, env, done, stages, limits)
 

@@ -2,10 +2,12 @@
 
     python tools/retake.py results/h200/hopper.jsonl results/h200/splits.jsonl
     python tools/retake.py results/h200/hopper.jsonl --folder build/retaken | sh
+    python tools/retake.py --edited results/h200/*.jsonl > build/jobs  # for tools/lanes.py
 
 They are read from the env lines: the arguments, and the variants that took part, which are written
 first (tools/make_variants.py). The new files get the old names, in --folder. A comment says how
-many problems a record has: on an H200 a contest of five takes 10 to 20 seconds for each.
+many problems a record has: on an H200 a contest of five takes 10 to 20 seconds for each. --edited
+leaves out records of which no stage was edited since.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import make_variants
 
+from course.report.text import edited_since
 from harness.records.code import FIRST, ROOT, files_of, first_file
 from harness.records.jsonl import read
 from ladder import bench, old, run
@@ -80,11 +83,16 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("--folder", type=Path, default=Path("build/retaken"))
+    parser.add_argument("--edited", action="store_true")
     given = parser.parse_args()
     lines = [shlex.join(["mkdir", "-p", str(given.folder)])]
     for path in given.records:
+        if given.edited and not edited_since(read(path, None)[0]):
+            continue
         try:
             lines += [f"# {path}: {problems(path)} problems", *commands(path, given.folder)]
         except (OSError, ValueError) as error:
-            raise SystemExit(f"retake: {path}: {error}") from None
+            if not given.edited:
+                raise SystemExit(f"retake: {path}: {error}") from None
+            lines.append(f"# {path}: {error}")
     print(*lines, sep="\n")

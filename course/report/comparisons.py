@@ -199,6 +199,11 @@ def flashinfer() -> str:
     return text.part(header, body, note, env)
 
 
+def ring() -> str:
+    """The tables of several GPUs, where they were measured."""
+    return text.as_shown(text.RING) if text.RING.exists() else NOT_MEASURED
+
+
 def decode_problems(envs: Sequence[Record]) -> int:
     """How many rows the plans of decode suites have."""
     return len(groups.shapes([entry for env in envs for entry in env["plan"]]))

@@ -15,7 +15,7 @@ from harness.problems.problem import Problem
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_time
-from harness.views import groups, ratios
+from harness.views import groups, ratios, rings
 from harness.views.machine import moved, traffic
 
 LAUNCH = itemgetter("launch")
@@ -63,6 +63,12 @@ def links() -> str:
     header = "link | source 002: theory | achieved | one direction, one link"
     note = "GB/s. In bold: from NVIDIA's data sheets, which give the sum over links and directions."
     return text.part(header, body, note)
+
+
+def cluster() -> str:
+    """What the cost model says of clusters, for the heads that `ladder ring` takes on GPUs."""
+    heads = replace(ONE_HEAD, h=16, hk=16, d=128, dtype="bfloat16", precision="bfloat16")
+    return rings.cluster_table(heads).markdown()
 
 
 def scores() -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attention_ladder.models import views
 from course.report import comparisons, course, front, hopper, profile, sources
-from course.report.text import CPU, DOCS, GPU, ROOT, SIZES, as_shown
+from course.report.text import CPU, DOCS, GPU, RING, ROOT, SIZES, as_shown
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.views import machine, plots, roofline
@@ -94,6 +94,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "causal-tiles": course.causal_tiles,
     "backward-bytes": course.backward_bytes,
     "pitfalls-001": partial(course.pitfalls, "001"),
+    # docs/ring.md
+    "ring": comparisons.ring,
+    "cluster": course.cluster,
 }
 
 
@@ -183,4 +186,6 @@ def draw(folder: Path) -> list[Path]:
         profile.plot_timeline(timeline_env, timeline, over_time, look)
         views.plot(*train, loss, look)
         written += [traffic, within, over_time, loss]
+        if RING.exists():
+            written += plots.plot(*read(RING), folder, look=look)
     return written

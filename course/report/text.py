@@ -6,7 +6,14 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from harness.records.code import built_in_files, code_of, declared, files_of, peer_files
+from harness.records.code import (
+    built_in_files,
+    code_of,
+    declared,
+    files_of,
+    peer_files,
+    rank_peer_files,
+)
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.views import cell_tables, groups, ratios
@@ -16,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "results"
 CPU, GPU = RESULTS / "cpu", RESULTS / "h200"
+RING = RESULTS / "h200-x2" / "ring.jsonl"  # of two GPUs
 
 SIZES = (1024, 4096, 16384)
 ALL_SIZES = (1024, 2048, 4096, 8192, 16384)
@@ -88,6 +96,9 @@ def codes() -> dict[groups.Stage, str]:
         if path.suffix == ".py" and (about := declared(path)):
             number, name = (ast.literal_eval(about[each]) for each in ("number", "name"))
             found[number, name] = code_of(path)
+    for path in rank_peer_files():  # they have the numbers and names of their files
+        number, _, name = path.stem[1:].partition("_")
+        found[int(number), name] = code_of(path)
     return found
 
 

@@ -11,6 +11,7 @@ compares the first outputs. On a GPU the time of a change would count as the sta
 the calls whose outputs may be kept have a changed element.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from random import random
 from typing import TYPE_CHECKING, Any, Final
@@ -56,6 +57,15 @@ class Given:
             self.tensors = tuple(None if x is None else inputs.strided(x, n) for x, n in pairs)
         self.copies = [None if x is None else x.clone() for x in self.tensors]
 
+    def part(self, shard: "Callable[[torch.Tensor], torch.Tensor]") -> "Given":
+        """The inputs of one rank: of each tensor what `shard` returns, in memory of its own."""
+        found = copy.copy(self)
+        found.tensors = tuple(
+            None if x is None else shard(x).contiguous().clone() for x in self.tensors
+        )
+        found.copies = [None if x is None else x.clone() for x in found.tensors]
+        return found
+
     def check_unwritten(self) -> None:
         """Raise WrongOutput where an input has changed in any bit; first restore it.
 
@@ -65,12 +75,12 @@ class Given:
         import torch
 
         changed = []
-        for name, x, copy in zip(NAMES, self.tensors, self.copies, strict=True):
-            if copy is not None and (x.shape != copy.shape or not torch.equal(x, copy)):
+        for name, x, kept in zip(NAMES, self.tensors, self.copies, strict=True):
+            if kept is not None and (x.shape != kept.shape or not torch.equal(x, kept)):
                 changed.append(name)
-                if x.shape != copy.shape:
-                    x.resize_(copy.shape)
-                x.data.copy_(copy)  # unseen by the version counter, so that graphs stay valid
+                if x.shape != kept.shape:
+                    x.resize_(kept.shape)
+                x.data.copy_(kept)  # unseen by the version counter, so that graphs stay valid
         if changed:
             raise WrongOutput(f"changed its input {changed[0]}")
 
@@ -96,6 +106,28 @@ def ask_again(call: Call, direction: str, v: "torch.Tensor", dO: Any) -> Iterato
                 v.data.neg_()
             if double:
                 dO.data.mul_(0.5)
+
+
+class Kept:
+    """`call`, called by all ranks of a world with the same inputs; `kept` is what it returned last.
+
+    An element that changes in one rank alone, as `Watched` has it, would need the judge to know
+    which row of the whole sequence that is. Of rows of launches, too, the last outputs are kept:
+    there the ranks' copies could overtake each other.
+    """
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.inner, self.call, self.change = call, self, None
+        self.kept: Sequence[Any] = ()
+        self.returned: Sequence[Any] = ()
+
+    def __call__(self) -> Any:
+        self.kept = self.inner()
+        return self.kept
+
+    def overwritten(self) -> bool:
+        """Nothing was kept beside what was returned."""
+        return False
 
 
 class Watched:

@@ -125,21 +125,26 @@ class Child:
         with the reason `late`), takes too much memory (out-of-memory) or sends no valid message.
         """
         deadline = time.monotonic() + seconds
-        while True:
-            # a child that has ended may have sent messages before, which are still in the pipe
-            ended = not self.process.is_alive()
-            try:
-                data = self.inbox.get(timeout=LAST_WORDS if ended else POLL)
-            except queue.Empty:
-                data = None if ended else b""
-            if data is None:
-                raise ChildFailed(*self.how_it_ended())
-            if data:
-                return self.parse(data)
-            self.watch()
+        while (message := self.next_message()) is None:
             if time.monotonic() > deadline:
                 self.end()
                 raise ChildFailed("timeout", late)
+        return message
+
+    def next_message(self) -> Message | None:
+        """The child's next message; None where none comes within POLL. Raises as `receive` does."""
+        # a child that has ended may have sent messages before, which are still in the pipe
+        ended = not self.process.is_alive()
+        try:
+            data = self.inbox.get(timeout=LAST_WORDS if ended else POLL)
+        except queue.Empty:
+            data = None if ended else b""
+        if data is None:
+            raise ChildFailed(*self.how_it_ended())
+        if data:
+            return self.parse(data)
+        self.watch()
+        return None
 
     def parse(self, data: bytes) -> Message:
         """Parse the message in `data`; ChildFailed where it is none."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from multiprocessing.connection import Connection
 from typing import Any, Final, cast
 
-from harness.isolation import messages
+from harness.isolation import messages, ranks
 from harness.isolation.call import (
     Call,
     WrongOutput,
@@ -31,7 +31,7 @@ from harness.isolation.call import (
     was_interpreted,
     write_outputs,
 )
-from harness.isolation.changes import STRIDED, Given, Watched, ask_again
+from harness.isolation.changes import STRIDED, Given, Kept, Watched, ask_again
 from harness.isolation.child import one_line
 from harness.isolation.messages import Asked, Checked, Finish, Finished, Order, Turn, tell, told
 from harness.isolation.processes import set_data_limit
@@ -48,7 +48,7 @@ class MeasuredStage:
         import stages
 
         self.problem, self.out = asked.problem, asked.out
-        self.order, self.given = order, given
+        self.order, self.whole, self.given = order, given, given
         self.module = stages.load(asked.path, sha256=asked.sha256)
         self.attend = bind(self.module.attend, self.problem)
         # it is measured where it computes: a CPU stage also takes a GPU's tensors
@@ -56,7 +56,7 @@ class MeasuredStage:
         self.graph = order.graph and self.device == "cuda"
         # each is made when it is first needed
         self.call: Any = None
-        self.timed: Any = None  # a Watched
+        self.timed: Any = None  # a Watched, or a Kept
         self.take: Callable[[Plan], Sampled] | None = None
 
     def prepare(self) -> Call:
@@ -66,8 +66,22 @@ class MeasuredStage:
         return cast("Call", self.call)
 
     def write(self, outputs: Any, ending: str = "") -> None:
-        """Write outputs for the judge, to the stage's file with this ending of its name."""
-        write_outputs(outputs, self.problem, self.given.tensors, self.out + ending)
+        """Write outputs for the judge, to the stage's file with this ending of its name.
+
+        The ranks of a world put theirs together, and the first one writes them.
+        """
+        if self.problem.world > 1:
+            outputs = tuple(x if x is None else self.gathered(x.detach()) for x in outputs)
+        if self.order.rank == 0:
+            write_outputs(outputs, self.problem, self.whole.tensors, self.out + ending)
+
+    def gathered(self, x: Any) -> Any:
+        """The whole of which `x` is this rank's part."""
+        return self.module.unshard(x, causal=self.problem.causal)
+
+    def shard(self, x: Any) -> Any:
+        """This rank's part of `x`."""
+        return self.module.shard(x, causal=self.problem.causal)
 
     def check(self, strided: Given | None, base: int) -> Checked:
         """Call the stage for the first time and write its outputs; returns what was measured.
@@ -83,6 +97,8 @@ class MeasuredStage:
 
         peak = meter = None
         start_afresh(self.problem)
+        if self.problem.world > 1:
+            self.given = self.whole.part(self.shard)
         if self.order.alone and self.device == "cpu":
             warm_up(self.module.attend, self.problem, self.given.tensors)
             start_afresh(self.problem)  # after the tiny call
@@ -139,8 +155,12 @@ class MeasuredStage:
             start_afresh(self.problem)
             x = self.given.tensors[3 if self.problem.direction == "bwd" else 0]
             call = self.captured() if self.graph else self.call
-            self.timed = Watched(call, x, self.graph)
-            self.take = sampler(self.timed, self.device)
+            if self.problem.world > 1:
+                self.timed = Kept(call)
+                self.take = sampler(self.timed, self.device, ranks.aligner(self.device))
+            else:
+                self.timed = Watched(call, x, self.graph)
+                self.take = sampler(self.timed, self.device)
         return self.take(turn)
 
     def captured(self) -> Call:
@@ -208,6 +228,8 @@ def serve(connection: Connection, order: Order) -> None:
 
     try:
         torch.set_num_threads(1)  # timing.py says why
+        if order.problem.world > 1:
+            ranks.join(order)
         given = Given(order.problem)
         strided = Given(order.problem, strided=True, changed=True) if order.strided else None
         if order.problem.device == "cpu":
@@ -223,6 +245,8 @@ def serve(connection: Connection, order: Order) -> None:
         for index, stage in enumerate(measured):
             if index not in going:
                 stage.call = None
+        if order.problem.world > 1:
+            tell(connection, ranks.measure_link(order.problem.device))
         while True:
             request = told(connection, Turn, Finish)
             stage = measured[request.stage]
@@ -254,7 +278,8 @@ def outcome_of(work: Callable[[], object], stage: MeasuredStage) -> object:
         failed = error.with_traceback(None)
     stage.call = stage.timed = stage.take = None
     gc.collect()
-    if stage.problem.device == "cuda":
+    # a rank that failed alone would wait for the others here; all are ended then
+    if stage.problem.device == "cuda" and stage.problem.world == 1:
         try:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -10,13 +10,15 @@ parent and `serve` (measured_stage.py) the child; they speak in this order:
     Start                 ->
                           <-   Checked    or Out; one for each stage, in order
     Keep                  ->
+                          <-   Link       in a world of several ranks
     Turn                  ->
                           <-   Sampled    or Out; the warm-up, too, is such turns
     Finish                ->
                           <-   Finished   or Out
 
 Turn and Finish name one stage each; Turn comes as often as the parent likes. How many calls they
-ask for is decided by the parent alone (harness/measures/samples.py).
+ask for is decided by the parent alone (harness/measures/samples.py). In a world of several ranks
+each is a child, all hear the same, and the slowest one's answer counts (ranks.py).
 
 The child may send Failed instead of any of its messages, and then ends. Fields are checked against
 their annotations where the parent receives a message (session.believe).
@@ -52,7 +54,9 @@ class Order:
     """What the process of a comparison is to do.
 
     `alone`: there is one stage, and the process's memory is its own. `strided`: each is also called
-    with strided inputs. `graph`: calls are replayed as CUDA graphs. `memory`: bytes.
+    with strided inputs. `graph`: calls are replayed as CUDA graphs. `memory`: bytes. In a world of
+    several ranks, this is rank `rank`'s; they meet in the file `meeting`, and wait for each other
+    for `patience` seconds at most.
     """
 
     problem: Problem
@@ -61,6 +65,9 @@ class Order:
     strided: bool
     graph: bool
     memory: int
+    rank: int = 0
+    meeting: str = ""
+    patience: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,15 @@ class Turn(Plan):
     """Take one sample, as planned, of the stage with the index `stage`."""
 
     stage: int = 0
+
+
+@dataclass(frozen=True)
+class Link:
+    """The time in which each rank sends `size` bytes to the next one, and the smallest message."""
+
+    size: Count
+    time_ms: Time
+    small_ms: Time
 
 
 @dataclass(frozen=True)

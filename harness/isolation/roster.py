@@ -23,6 +23,7 @@ from harness.records.code import (
     first_file,
     label,
     peer_files,
+    rank_peer_files,
     read_declared,
     twin_files,
 )
@@ -39,6 +40,7 @@ OPTIONS = {
     "gqa": " (grouped heads: fewer heads of k and v than of q)",
     "seqlens_k": " (valid key lengths)",
     "paged": " cache (it has no attend_paged)",
+    "world": " (several processes, each with a part of the sequence)",
 }
 
 
@@ -209,6 +211,11 @@ def read_stages(
             )
         seen[stage.number, stage.name] = stage.path
     return sorted(stages, key=lambda stage: (stage.number, stage.name))
+
+
+def read_rank_peers() -> list[StageInfo]:
+    """Read the peers that several ranks compute together; other commands don't load them."""
+    return describe_files(rank_peer_files())
 
 
 def unwatched(connection: Connection, path: str) -> AbstractContextManager[None]:

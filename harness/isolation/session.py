@@ -102,6 +102,15 @@ class Session:
             self.end()
             raise
 
+    def next_message(self, *kinds: type) -> Any:
+        """The child's next message, or None where it has not sent one yet."""
+        try:
+            message = self.start().next_message()
+            return None if message is None else believe(message, *kinds)
+        except ChildFailed:
+            self.end()
+            raise
+
     def printed(self) -> str:
         """The output of the child since the last call, or the end of it (Child.printed)."""
         text, self.output = self.output, ""

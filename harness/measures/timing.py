@@ -57,12 +57,15 @@ def alternate(
     return series
 
 
-def sampler(call: Call, device: str) -> Callable[[Plan], Sampled]:
-    """Make a function that takes one sample of `call`, as a plan says."""
-    return cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
+def sampler(call: Call, device: str, align: Call = int) -> Callable[[Plan], Sampled]:
+    """Make a function that takes one sample of `call`, as a plan says.
+
+    `align` is called right before: processes that compute together begin together by it.
+    """
+    return (cuda_sampler if device == "cuda" else cpu_sampler)(call, align)
 
 
-def cpu_sampler(call: Call) -> Callable[[Plan], Sampled]:
+def cpu_sampler(call: Call, align: Call = int) -> Callable[[Plan], Sampled]:
     """Make a function that takes one sample of `call` on a CPU.
 
     Calls of which only one is a sample take long: torch's Timer would call each twice before it.
@@ -73,6 +76,7 @@ def cpu_sampler(call: Call) -> Callable[[Plan], Sampled]:
         with without_collector():
             for _ in range(plan.untimed):
                 call()
+        align()
         if plan.calls == 1:
             return Sampled(time_once(call, "cpu")[1])
         return Sampled(1e3 * timer.timeit(plan.calls).mean)
@@ -92,7 +96,7 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def cuda_sampler(call: Call) -> Callable[[Plan], Sampled]:
+def cuda_sampler(call: Call, align: Call = int) -> Callable[[Plan], Sampled]:
     """Make a function that takes one sample of `call` between two events, the L2 cache flushed.
 
     The GPU is kept busy while Python launches `call`, so that the sample is the device's own time,
@@ -106,6 +110,7 @@ def cuda_sampler(call: Call) -> Callable[[Plan], Sampled]:
     def sample(plan: Plan) -> Sampled:
         torch.cuda._sleep(plan.head_start)
         flush.zero_()
+        align()
         start.record()
         call()
         end.record()

@@ -193,6 +193,21 @@ def hbm_bytes(problem: Problem, traffic: str = "fused") -> int:
     return sum(TRAFFIC[traffic][each](problem) for each in PASSES[problem.direction])
 
 
+# a GPU's name, as its driver has it -> TFLOP/s of its matrix units, dense, by NVIDIA's data sheets:
+# in 16 bits; of float32 as TF32, of which no other way to multiply it is faster; in float64
+PEAK_TFLOPS: Final = {
+    "NVIDIA H100 80GB HBM3": (989.4, 494.7, 66.9), "NVIDIA H200": (989.4, 494.7, 66.9),
+    "NVIDIA H100 PCIe": (756.0, 378.0, 51.0), "NVIDIA A100": (312.0, 156.0, 19.5),
+}  # fmt: skip
+
+
+def peak_tflops(card: str, problem: Problem) -> float | None:
+    """The most TFLOP/s of all GPUs of a problem together; None where `card` isn't a known one."""
+    found = next((peaks for name, peaks in PEAK_TFLOPS.items() if card.startswith(name)), None)
+    index = {2: 0, 4: 1, 8: 2}[ITEMSIZE[problem.dtype]]
+    return found and problem.world * found[index]
+
+
 def intensity(operations: int, moved: int) -> float:
     """Arithmetic intensity in FLOPs per byte.
 

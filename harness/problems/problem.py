@@ -17,6 +17,7 @@ SEED: Final = 20_260_101  # of all inputs, by default
 YARDSTICK: Final = 3  # the stage that every other is compared with: our own with this number
 YARDSTICK_NAME: Final = "torch_three_gemm"
 PEERS_FROM: Final = 100  # from this number on, stages are peers: kernels of other projects
+ONE_GPU: Final = "one_gpu"  # the peer that several GPUs are compared with: one, with all of it
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,9 @@ class Problem:
 
     `inputs` is 'normal', 'peaky' or 'real'; `precision` is 'ieee' or 'tf32' for float32 and the
     dtype's own name for any other; `seqlens_k` None or one valid key length per batch entry;
-    `page_size` the keys per page of a paged cache, None where k and v are contiguous.
+    `page_size` the keys per page of a paged cache, None where k and v are contiguous; `world` the
+    number of processes, each with a GPU of its own, that compute it together. nq and nk are those
+    of the whole sequence, of which each has a part.
     """
 
     inputs: str
@@ -43,6 +46,7 @@ class Problem:
     device: str
     direction: str = "fwd"
     page_size: int | None = None
+    world: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """The fields as a dict for JSON."""
@@ -51,8 +55,8 @@ class Problem:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Problem":
         """The problem from a dict that `to_json` wrote; other fields in it are ignored."""
-        # a plan written before there were pages has no page size
-        data = {"page_size": None, **data}
+        # a plan written before there were pages, or several GPUs, does not name them
+        data = {"page_size": None, "world": 1, **data}
         fields = {name: data[name] for name in Problem.__dataclass_fields__}
         if fields["seqlens_k"] is not None:
             fields["seqlens_k"] = tuple(fields["seqlens_k"])
@@ -66,5 +70,6 @@ class Problem:
             "seqlens_k": self.seqlens_k is not None,
             "gqa": self.hk != self.h,
             "paged": self.page_size is not None,
+            "world": self.world > 1,
         }
         return tuple(name for name, wanted in needed.items() if wanted)

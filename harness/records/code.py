@@ -39,6 +39,11 @@ def peer_files() -> list[Path]:
     return sorted(PEERS.glob("p[0-9]*_*.py"))
 
 
+def rank_peer_files() -> list[Path]:
+    """The files of the peers that several ranks compute together, by number."""
+    return sorted(PEERS.glob("ranks/p[0-9]*_*.py"))
+
+
 def label(path: Path) -> str:
     """What a stage in the file `path` is called by people: its file's name, or its folder's."""
     return path.parent.name if path.name == FIRST else path.name

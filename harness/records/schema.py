@@ -39,6 +39,8 @@ Record = dict[str, Any]
 
 FAILURES = ("wrong", "crashed", "timeout", "out-of-memory")
 PROBLEM = tuple(field.name for field in fields(Problem))  # the fields that define a problem
+# those that older records and plans lack -> what they mean then
+LATER = {each.name: each.default for each in fields(Problem) if each.default is not MISSING}
 
 
 @dataclass(kw_only=True)
@@ -106,6 +108,7 @@ class StageOnProblem(Named):
     device: Device
     direction: Direction
     page_size: Size | None = None  # keys per page of a paged cache; null where contiguous
+    world: Size = 1  # processes that compute it together, with a part of the sequence each
 
 
 @dataclass(kw_only=True)
@@ -152,6 +155,10 @@ class Cell(Planned, Tried):
     launch_configs: Configs | None = None
     products: Products | None = None  # how a kernel of ours multiplied float32 on a GPU
     skip_ratio: float | None = None  # share of (q block, KV tile) pairs never visited
+    # of a world above 1, where times are those of the slowest rank and peaks the largest of a rank
+    x_one_gpu: Rate | None = None  # how many times as fast as one GPU with the same kernels
+    link_gb_s: Rate | None = None  # what each GPU sends its neighbour at a time, 10^9 bytes per s
+    link_us: Rate | None = None  # of the smallest message
 
 
 @dataclass(kw_only=True)
@@ -358,5 +365,5 @@ def check_plan(env: Record) -> None:
 
 def key(cell: Mapping[str, Any]) -> str:
     """A text that identifies a cell by stage and problem, the same for planned and measured."""
-    # an older plan may lack fields of a problem
-    return json.dumps([cell.get(field) for field in ("stage", "name", "paired", *PROBLEM)])
+    named = ("stage", "name", "paired", *PROBLEM)
+    return json.dumps([cell.get(field, LATER.get(field)) for field in named])

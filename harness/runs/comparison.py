@@ -17,7 +17,7 @@ from typing import Final
 from harness.isolation.judge import ERRORS, Judge, NoVerdict
 from harness.measures.samples import rounds_in, turns
 from harness.problems import cost
-from harness.problems.problem import PEERS_FROM
+from harness.problems.problem import ONE_GPU, PEERS_FROM
 from harness.records.jsonl import Writer
 from harness.records.schema import Record, key
 from harness.runs.plan import Cell, Comparison, Limits, group, why_beyond, why_hopeless
@@ -64,6 +64,7 @@ def run_cells(
                 tell = functools.partial(watch, comparison)
                 outcomes = compare(comparison, judge, tell, measured)
                 records = [make_record(outcome, not comparison.alone) for outcome in outcomes]
+                note_one_gpu(records)
                 writer.append(*records)
                 measured |= {key(record): record for record in records}
                 report(comparison, records, [outcome.printed for outcome in outcomes])
@@ -77,8 +78,8 @@ def copied(message: object, names: Sequence[str]) -> Record:
 def make_record(outcome: Outcome, paired: bool) -> Record:
     """The record of one stage on one problem; `paired`: it took turns with others."""
     stage, problem, checked = outcome.stage, outcome.problem, outcome.checked
-    # a peer refuses a problem by a ValueError
-    refused = outcome.refused and stage.number >= PEERS_FROM
+    # a peer refuses a problem by a ValueError; so does a stage that can't cut a length for a world
+    refused = outcome.refused and (stage.number >= PEERS_FROM or problem.world > 1)
     lengths = problem.seqlens_k
     return {
         "kind": "cell",
@@ -97,6 +98,14 @@ def make_record(outcome: Outcome, paired: bool) -> Record:
         "flops": cost.flops(problem),
         "hbm_bytes": cost.hbm_bytes(problem, stage.traffic),
     }
+
+
+def note_one_gpu(records: Sequence[Record]) -> None:
+    """Note in each record of a world how many times as fast it is as one GPU with all of it."""
+    one = [record["time_ms"] for record in records if record["name"] == ONE_GPU]
+    for record in records:
+        both = one and one[0] and record["time_ms"] and record["world"] > 1
+        record["x_one_gpu"] = one[0] / record["time_ms"] if both else None
 
 
 # ---- one comparison
@@ -152,6 +161,9 @@ def fill_outcomes(
     one of the stages is a user's own file, each stage has its own process, and these take turns: it
     can neither slow nor damage the others.
     """
+    if comparison.problem.world > 1:
+        fill_in_ranks(comparison, together, judge, tell)
+        return
     apart = not all(outcome.stage.ours for outcome in together)
 
     def run(outcomes: Sequence[Outcome]) -> list[Failure]:
@@ -177,6 +189,23 @@ def fill_outcomes(
             outcome.drop(*failure)
         elif apart and outcome.timed is not NOT_TIMED and not comparison.alone:
             outcome.reason = APART if not outcome.stage.ours else ""
+
+
+def fill_in_ranks(
+    comparison: Comparison, together: Sequence[Outcome], judge: Judge, tell: Say
+) -> None:
+    """Measure all stages in the processes of a world; where they end early, anew without one.
+
+    It is known which: all ranks call the same stage at a time.
+    """
+    while together:
+        [failure] = in_processes(comparison, [together], judge, tell)
+        left = remaining(together)
+        if failure is None:
+            return
+        for outcome in left:
+            outcome.drop(*failure) if len(left) == len(together) else outcome.forget()
+        together = remaining(left)
 
 
 def in_processes(

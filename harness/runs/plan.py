@@ -321,6 +321,8 @@ def few_rows(problem: Problem) -> bool:
 def fits(stage: StageInfo, problem: Problem) -> bool:
     """Whether a stage can compute the problem, and declares itself exact on it and made for it."""
     made_for = few_rows(problem) if stage.splits_keys else True
+    if "world" in stage.options:  # alone it is another stage
+        made_for = problem.world > 1
     return made_for and stage.why_skip(problem) is None and stage.exact(problem)
 
 

@@ -9,7 +9,7 @@ import functools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +18,15 @@ from harness.isolation.changes import AGAIN, STRIDED
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.judge import Judge, NoVerdict
 from harness.isolation.measured_stage import serve
-from harness.isolation.messages import Checked, Out, Verdict
+from harness.isolation.messages import Checked, Link, Out, Verdict
+from harness.isolation.ranks import Ranks
 from harness.isolation.roster import LEAST_LOAD, StageInfo
 from harness.isolation.scratch import scratch
 from harness.isolation.session import Session
 from harness.measures.samples import LEAST_ROUNDS, ONE_CALL, Plan, Sampled, Series
+from harness.problems import cost
 from harness.problems.problem import Problem
+from harness.records import environment
 from harness.runs.plan import Comparison
 
 LEAST_REST: Final = 0.01  # seconds of a budget, at least: a message already sent is still read
@@ -31,6 +34,8 @@ CLOCK_MS: Final = 20.0  # of calls before the GPU's clock is read
 LAUNCHES: Final = 20  # in a row
 LAUNCHES_MS: Final = 40.0  # of the GPU's time for a row, at most, but for two calls
 INTERPRETED: Final = "interpreted: no speed to compare"
+SHARED_CORES: Final = "no speed: these processes share the cores of one CPU"
+LINK_LIMIT: Final = 60.0  # seconds to measure what the ranks of a world send each other
 
 # how a reported time is checked by the parent's clock
 LEAST_MS: Final = 1e-5  # of a call from Python, on any machine
@@ -55,6 +60,8 @@ class Timed:
     rounds_ms: list[float] | None = None
     launch_ms: float | None = None
     skip_ratio: float | None = None
+    link_gb_s: float | None = None
+    link_us: float | None = None
 
 
 NOT_TIMED: Final = Timed()
@@ -146,8 +153,11 @@ class ComparisonProcess:
         self.series: dict[int, Series] = {}  # of the stages that are timed, by index
         self.left: dict[int, float] = {}  # the rest of each one's budget, seconds
         self.credible: set[int] = set()  # by the parent's clock
+        self.world = comparison.problem.world
+        self.at_work: Outcome | None = None  # the stage that is called now, if any
+        self.link: Link | None = None  # between the ranks of a world
         # our own are called with any strides in the tests of the contract
-        self.strided = not all(outcome.stage.ours for outcome in outcomes)
+        self.strided = self.world == 1 and not all(outcome.stage.ours for outcome in outcomes)
         # its own folder, so that processes share no files
         self.folder = tempfile.TemporaryDirectory(dir=scratch(), ignore_cleanup_errors=True)
         self.outs = [Path(self.folder.name) / f"out.{i}" for i in range(len(outcomes))]
@@ -160,7 +170,13 @@ class ComparisonProcess:
             graph=self.limits.graph, memory=self.limits.memory,
         )  # fmt: skip
         load = max(LEAST_LOAD, self.limits.budget)
-        self.session = Session(serve, order, memory=self.limits.memory, load=load)
+        memory = self.limits.memory
+        self.session: Session | Ranks = Session(serve, order, memory=memory, load=load)
+        if self.world > 1:
+            meeting = str(Path(self.folder.name) / "meeting")
+            all_of_them = replace(order, meeting=meeting, patience=self.limits.budget)
+            each = [replace(all_of_them, rank=rank) for rank in range(self.world)]
+            self.session = Ranks(serve, each, memory, load)
 
     def attempt(self, step: Callable[..., None], *arguments: object) -> None:
         """Carry out a step, unless an earlier one has failed; note a failure."""
@@ -176,6 +192,8 @@ class ComparisonProcess:
                     for outcome in self.outcomes:
                         outcome.forget()
                 self.failure, self.series = (error.status, error.reason), {}
+                if self.world > 1 and self.at_work is not None:
+                    self.at_work.drop(*self.failure)  # all ranks call the same one at a time
                 self.session.end()
 
     def load(self) -> None:
@@ -194,11 +212,13 @@ class ComparisonProcess:
         self.session.send(messages.Start())
         for outcome in self.outcomes:
             self.tell(f"{outcome.stage.number} {outcome.stage.name} is called")
+            self.at_work = outcome
             answer = self.session.receive(Checked, Out, seconds=budget, late=self.late)
             with contextlib.suppress(Dropped):
                 outcome.checked = outcome.believe(answer)
                 # since all began: the child doesn't wait between two stages until it is asked
                 check_clock(outcome, answer.call_ms, time.monotonic() - begun)
+        self.at_work = None
         rest = max(LEAST_REST, budget - (time.monotonic() - begun))
         for outcome, out in zip(self.outcomes, self.outs, strict=True):
             if not outcome.dropped:
@@ -246,6 +266,9 @@ class ComparisonProcess:
         if not self.series:
             return
         self.session.send(messages.Keep([*self.series]))
+        if self.world > 1:
+            late = f"sending to each other took more than {LINK_LIMIT:g} s"
+            self.link = self.session.receive(Link, seconds=LINK_LIMIT, late=late)
         for index in self.series:
             self.attempt(self.warm_up_one, index)
 
@@ -277,6 +300,7 @@ class ComparisonProcess:
     def take(self, index: int, plan: Plan) -> Sampled:
         """Have the process take a sample; the stage is dropped where its clock is wrong."""
         outcome, begun = self.outcomes[index], time.monotonic()
+        self.at_work = outcome
         asked, left = messages.Turn(**vars(plan), stage=index), self.left[index]
         answer = self.session.ask(asked, Sampled, Out, seconds=left, late=self.late)
         waited = time.monotonic() - begun
@@ -298,7 +322,7 @@ class ComparisonProcess:
     def finish_one(self, index: int) -> None:
         """Note the timing of a stage, once its outputs for changed inputs are judged."""
         outcome, series = self.outcomes[index], self.series[index]
-        ms = series.median_ms
+        self.at_work, ms = outcome, series.median_ms
         for _ in range(MORE_SAMPLES):
             if index not in self.credible:
                 self.take(index, series.plan)
@@ -307,7 +331,11 @@ class ComparisonProcess:
         seconds = self.left[index] if self.comparison.alone else self.limits.budget
         answer = self.session.ask(asked, messages.Finished, Out, seconds=seconds, late=self.late)
         finished: messages.Finished = outcome.believe(answer)
-        if why := why_cached(outcome, self.outs[index], self.judge, finished.change):
+        if why := why_cached(outcome, self.outs[index], self.judge, finished.change or None):
+            outcome.drop("wrong", why)
+        elif self.world > 1 and outcome.problem.device == "cpu":
+            outcome.reason = SHARED_CORES
+        elif why := faster_than_possible(outcome.problem, ms):
             outcome.drop("wrong", why)
         elif index not in self.credible:
             outcome.drop("wrong", f"its clock is wrong: {ms:.3g} ms per call is too short")
@@ -315,8 +343,13 @@ class ComparisonProcess:
             outcome.timed = Timed(
                 ms, series.iqr_ms, len(series.samples_ms), finished.sm_clock_mhz,
                 None if self.comparison.alone else series.rounds_ms, finished.launch_ms,
-                finished.skip_ratio,
+                finished.skip_ratio, *self.link_figures(),
             )  # fmt: skip
+
+    def link_figures(self) -> tuple[float, float] | tuple[()]:
+        """The rate at which a rank sends to the next, 10^9 bytes/s; the smallest message's us."""
+        link = self.link
+        return () if link is None else (link.size / link.time_ms / 1e6, 1e3 * link.small_ms)
 
     def __enter__(self) -> "ComparisonProcess":
         return self
@@ -339,6 +372,27 @@ def check_clock(outcome: Outcome, ms: float, waited: float) -> None:
     if why:
         outcome.drop("wrong", f"its clock is wrong: {ms:.3g} ms {why}")
         raise Dropped
+
+
+@functools.cache
+def card() -> str:
+    """The name of this machine's GPU, '' where it has none."""
+    return (environment.gpu() or ("",))[0]
+
+
+def faster_than_possible(problem: Problem, ms: float) -> str:
+    """Why a call can't have taken so few ms, by its GPU's data sheet; '' where it can.
+
+    A stage that computes a part of the problem, such as the keys of one rank alone, looks fast.
+    """
+    peak = cost.peak_tflops(card(), problem) if problem.device == "cuda" else None
+    rate = cost.flops(problem) / ms / 1e9
+    if peak is None or rate <= peak:
+        return ""
+    return (
+        f"faster than possible: {rate:.0f} TFLOP/s, and {problem.world} x {card()} does "
+        f"{peak:.0f} at most"
+    )
 
 
 def why_cached(outcome: Outcome, out: Path, judge: Judge, change: list[int] | None) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from harness.problems.problem import PEERS_FROM
 from harness.records.schema import FAILURES, PROBLEM, Record
 from harness.records.units import show_bytes, show_time, significant
-from harness.views import groups, ratios, table
+from harness.views import groups, ratios, rings, table
 from harness.views.groups import Stage
 from harness.views.roofline import roof_of
 from harness.views.table import Column, Table, Tables
@@ -65,14 +65,16 @@ def page(
 
     `ceilings`: of the same machine; where they are known, so is the share of them.
     """
-    alone, compared = split(cells)
-    made = alone_tables(env, alone)
+    together = [cell for cell in cells if cell["world"] > 1]
+    alone, compared = split([cell for cell in cells if cell["world"] == 1])
+    made = [*rings.tables(env, together), *alone_tables(env, alone)]
     if few := [cell for cell in compared if groups.few_rows(cell)]:
         decoding = decode_table(env, few, ceilings)
         made.append(replace(decoding, notes=[*decoding.notes, *groups.reasons(failed(few))]))
     for family in groups.families([cell for cell in compared if not groups.few_rows(cell)]):
         made += comparison_tables(env, family, ceilings)
     said = [short_legend(alone) if brief else legend(alone)] if alone else []
+    said += [rings.LEGEND] if together else []
     said += [REPLAYED] if compared and env["arguments"].get("graph") else []
     said += [f"{COMPARED} {MORE}"] if compared else []
     return Tables(made, " ".join(said))

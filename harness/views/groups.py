@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 
 from harness.problems.problem import PEERS_FROM, YARDSTICK, YARDSTICK_NAME
-from harness.records.schema import PROBLEM, Record
+from harness.records.schema import LATER, PROBLEM, Record
 
 Stage = tuple[int, str]  # number and name of a stage or peer
 THREE = YARDSTICK, YARDSTICK_NAME
@@ -86,7 +86,8 @@ def shapes(records: Sequence[Record], *besides: str) -> list[list[Record]]:
     """Those in one piece that differ in their stage, or in what is named `besides`, alone."""
     whole = [record for record in records if record["page_size"] is None]
     fields = [field for field in PROBLEM if field not in besides]
-    return grouped(whole, lambda record: [record[field] for field in fields])
+    # an older plan may lack fields of a problem
+    return grouped(whole, lambda record: [record.get(each, LATER.get(each)) for each in fields])
 
 
 def title(cells: Sequence[Record], any_n: bool = False) -> str:
@@ -113,6 +114,7 @@ def title(cells: Sequence[Record], any_n: bool = False) -> str:
         "causal" if first["causal"] else "",
         "" if first["seqlens_k"] is None else "padded",
         "" if first["direction"] == "fwd" else first["direction"],
+        "" if first["world"] == 1 else f"{first['world']} ranks",
         first["device"],
     )
     return ", ".join(filter(None, parts))

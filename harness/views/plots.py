@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.problems.problem import DIRECTIONS, PEERS_FROM
 from harness.records.schema import Record
-from harness.views import groups
+from harness.views import groups, rings
 from harness.views.groups import Stage
 from harness.views.look import (
     HOLLOW,
@@ -66,6 +66,8 @@ def plot(
     By default ALONE, where stages were measured alone, else COMPARED. Raises ImportError where
     matplotlib is missing.
     """
+    if any(cell["world"] > 1 for cell in cells):
+        return rings.plot(env, cells, folder, look)
     if not files:
         files = COMPARED if all(cell["paired"] for cell in cells) else ALONE
     return [

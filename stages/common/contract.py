@@ -7,7 +7,9 @@
 Stages whose STAGE.options name them also take, keyword-only, `causal` (query i sees keys up to
 i + Nk - Nq) and `seqlens_k` ((B,) int32, valid keys per batch entry); 'gqa' means that k and v may
 have fewer heads, any number that divides H; 'paged' that the file has `PagedCache` and
-`attend_paged` too. A row that may see no key is 0, and so is its gradient.
+`attend_paged` too; 'world' that several processes may compute one attention: the file has `shard`
+and `unshard` too, which cut out a process's part of a sequence and put all parts together again. A
+row that may see no key is 0, and so is its gradient.
 
 What isn't seen may hold anything, NaN and infinities included: k and v past a length, q and dO of a
 row that sees no key. It changes no output and no gradient. Under a causal mask every key is seen by
@@ -42,7 +44,7 @@ LARGEST_SCORE_TO_TRAIN = 2.0**24 * math.log(2)  # 1.2e7; log2 of a row's sum of 
 MAX_GRID = 65_535  # where a CUDA grid's second and third axes end: heads and batch entries
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEVICES = ("cpu", "cuda")
-OPTIONS = ("causal", "seqlens_k", "gqa", "paged")
+OPTIONS = ("causal", "seqlens_k", "gqa", "paged", "world")
 NEEDS = ("triton", "gluon", "extension", "cuda", *machine.PACKAGES)
 TRAFFICS = ("fused", "three-kernel")
 LISTS = {"needs": NEEDS, "devices": DEVICES, "dtypes": DTYPES, "options": OPTIONS}
@@ -85,7 +87,7 @@ class Stage:
     only_major: int | None = None  # the one major CUDA compute capability it is made for, such as 9
     devices: tuple[str, ...] = DEVICES  # where it computes
     dtypes: tuple[str, ...] = DTYPES  # of q, k and v, that it gets right
-    options: tuple[str, ...] = ()  # of 'causal', 'seqlens_k', 'gqa', 'paged'
+    options: tuple[str, ...] = ()  # of 'causal', 'seqlens_k', 'gqa', 'paged', 'world'
     gradients: bool = False  # whether out.backward() fills q.grad, k.grad and v.grad
     # whether it is made for few query rows (decoding): compared unasked only where Nq < Nk
     few_queries: bool = False

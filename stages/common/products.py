@@ -14,8 +14,10 @@ than the units that multiply float32 that six of its products take less time tha
 
 Bfloat16 has no bits below 2^-133, where float32 goes on to 2^-149: so all numbers are multiplied by
 2^16 first. A number that is then past bfloat16's largest has an infinite `high` and NaN as `low`,
-and an output that needs it isn't finite. So the kernels are launched twice: the second time with
-REDO and in 'ieee', they compute the blocks of the output that aren't finite, and leave the others.
+and an output that needs it isn't finite. Nor is it where a sum passes float32's largest on its way:
+a score would be -inf then, and its key would weigh nothing, so such a score is made NaN.
+So the kernels are launched twice: the second time with REDO and in 'ieee', they compute the blocks
+of the output that aren't finite, and leave the others.
 
 After "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations",
 Henry, Tang, Heinecke 2019, https://arxiv.org/abs/1904.06376.
@@ -57,8 +59,8 @@ def dot(a, b, PRECISION: tl.constexpr, acc=None):
         ab = tl.dot(a_middle, b_high, ab)
         ab = tl.dot(a_high, b_middle, ab)
         ab = tl.dot(a_high, b_high, ab)
-        ab *= 2.3283064365386963e-10  # 2^-32
-        return ab if acc is None else acc + ab
+        lowered = ab * 2.3283064365386963e-10  # 2^-32 of it
+        return lowered + ab * 0.0 if acc is None else acc + lowered  # + NaN where it is infinite
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 

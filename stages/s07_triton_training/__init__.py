@@ -64,9 +64,12 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # dq, dk, dv
 
 def launch(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool,
-    seqlens_k: Tensor | None, wanted: tuple[bool, bool, bool],
+    seqlens_k: Tensor | None, wanted: tuple[bool, bool, bool], wide: bool = False,
 ) -> Gradients:  # fmt: skip
-    """Launch the kernels: dq, dk, dv. Where one of dk and dv is wanted, both are computed."""
+    """Launch the kernels: dq, dk, dv. Where one of dk and dv is wanted, both are computed.
+
+    wide  whether they are left in float32, as stage 10 adds them up, not in the inputs' dtype
+    """
     q, k, v, do = (loadable(x) for x in (q, k, v, do))
     lse = lse.contiguous()  # the kernels take no stride for it
     B, H, Nq, d = q.shape
@@ -86,8 +89,8 @@ def launch(
     lse = checked
     dq = dk = dv = None
     if wanted[1] or wanted[2]:
-        dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-        dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        dk = torch.empty(k.shape, dtype=torch.float32 if wide else k.dtype, device=k.device)
+        dv = torch.empty(v.shape, dtype=torch.float32 if wide else v.dtype, device=v.device)
 
         def launch_keys(
             config: tuner.Config, precision: str = precision, redo: bool = False
@@ -108,7 +111,7 @@ def launch(
             config = candidates("dk_dv_kernel", d, q.dtype, "ieee", card)[0]
             launch_keys(config, "ieee", redo=True)
     if wanted[0]:
-        dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        dq = torch.empty(q.shape, dtype=torch.float32 if wide else q.dtype, device=q.device)
 
         def launch_rows(
             config: tuner.Config, precision: str = precision, redo: bool = False

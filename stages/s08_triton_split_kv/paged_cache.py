@@ -65,6 +65,43 @@ def append_kernel(
             tl.store(lengths_ptr + row, length + n)
 
 
+@triton.jit
+def append_many_kernel(
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, table_ptr, lengths_ptr, rows_ptr, pages_ptr,
+    stride_kb, stride_kh, stride_kd, stride_vb, stride_vh, stride_vd,
+    stride_page, stride_head, stride_table, Hk, d,
+    PAGE_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program per sequence: a token of all heads, and the sequence's new length.
+
+    It has a single warp, of which no thread can store the length before another has loaded it.
+    pages_ptr has a new page for each sequence, or -1 where the token fits into its last one; it is
+    None where all do.
+    """
+    b = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + b).to(tl.int64)
+    length = tl.load(lengths_ptr + row)
+    place = table_ptr + row * stride_table + length // PAGE_SIZE
+    if pages_ptr is None:
+        page = tl.load(place)
+    else:
+        page = tl.load(pages_ptr + b)
+        if page < 0:
+            page = tl.load(place)
+        else:
+            tl.store(place, page)
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]  # (1, BLOCK_D)
+    out = page.to(tl.int64) * stride_page + (length % PAGE_SIZE) * d
+    for start in range(0, Hk, BLOCK_H):
+        heads = (start + tl.arange(0, BLOCK_H)).to(tl.int64)[:, None]  # (BLOCK_H, 1)
+        mask = (heads < Hk) & (offs_d < d)
+        k = tl.load(k_ptr + b * stride_kb + heads * stride_kh + offs_d * stride_kd, mask=mask)
+        v = tl.load(v_ptr + b * stride_vb + heads * stride_vh + offs_d * stride_vd, mask=mask)
+        tl.store(k_cache_ptr + out + heads * stride_head + offs_d, k, mask=mask)
+        tl.store(v_cache_ptr + out + heads * stride_head + offs_d, v, mask=mask)
+    tl.store(lengths_ptr + row, length + 1)
+
+
 class PagedCache:
     """Keys and values of several sequences, in pages of one pool.
 
@@ -138,11 +175,7 @@ class PagedCache:
             got = f"a {type(sequence).__name__}"
             raise wrong("sequence", got, "a number, a text, ...") from None
         self.check_tokens(k, v)
-        if self.k.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "append: a CUDA graph is being captured, and where tokens go is decided outside "
-                "of it; append before the capture, or between replays"
-            )
+        self.check_capture("append")
         length, n = self.length.get(sequence, 0), k.shape[1]
         pages = self.pages.get(sequence, [])
         missing = -(-(length + n) // self.page_size) - len(pages)
@@ -165,6 +198,42 @@ class PagedCache:
             self.row[sequence] = self.free_rows.pop()
         del self.free_pages[len(self.free_pages) - missing :]
         self.pages[sequence], self.length[sequence] = pages + new, length + n
+
+    def append_many(self, sequences: Sequence[Hashable], k: Tensor, v: Tensor) -> None:
+        """Append one token to each of `sequences`, by one kernel: a step of decoding.
+
+        k and v (len(sequences), Hk, 1, d), each sequence once, all of them begun by `append`.
+        Raises ValueError where an argument is wrong and RuntimeError where pages run out, or while
+        a CUDA graph is captured; the cache is then as it was.
+        """
+        self.check_capture("append_many")
+        rows, _ = self.rows(sequences)
+        if len(set(sequences)) < len(sequences):
+            raise wrong("sequences", "one of them twice", "each once: a call appends one token")
+        self.check_tokens(k, v, batch=len(sequences))
+        full = [i for i, name in enumerate(sequences) if self.length[name] % self.page_size == 0]
+        if len(full) > len(self.free_pages):
+            raise RuntimeError(
+                f"append_many: {len(full)} of the sequences begin a page, but "
+                f"{len(self.free_pages)} of {self.k.shape[0]} are free; free a sequence"
+            )
+        new = dict(zip(full, reversed(self.free_pages), strict=False))
+        pages = self.upload([new.get(i, -1) for i in range(len(sequences))]) if new else None
+        k, v = k.resolve_neg(), v.resolve_neg()
+        Hk, d, BLOCK_D = k.shape[1], k.shape[3], padded_dim(k.shape[3])
+        with launching(self.k):
+            append_many_kernel[(len(sequences),)](
+                k, v, self.k, self.v, self.table, self.lengths, rows, pages,
+                *(x.stride(i) for x in (k, v) for i in (0, 1, 3)),
+                self.k.stride(0), self.k.stride(1), self.table.stride(0), Hk, d,
+                PAGE_SIZE=self.page_size, BLOCK_H=max(1, 1024 // BLOCK_D), BLOCK_D=BLOCK_D,
+                num_warps=1,
+            )  # fmt: skip
+        del self.free_pages[len(self.free_pages) - len(new) :]
+        for i, name in enumerate(sequences):
+            self.length[name] += 1
+            if i in new:
+                self.pages[name].append(new[i])
 
     def write(self, k: Tensor, v: Tensor, row: int, length: int, pages: list[int]) -> None:
         """Write tokens, table and length on the device, by one kernel, without waiting for it."""
@@ -227,15 +296,30 @@ class PagedCache:
                 got = f"{sequence!r}, which this cache doesn't hold"
                 raise wrong("sequence", got, "one that was appended to and not freed")
 
-    def check_tokens(self, k: Tensor, v: Tensor) -> None:
-        """Raise ValueError unless k and v are (Hk, n, d) of the cache's dtype and device."""
+    def check_capture(self, call: str) -> None:
+        """Raise RuntimeError while a CUDA graph is captured."""
+        if self.k.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{call}: a CUDA graph is being captured, and where tokens go is decided outside "
+                "of it; append before the capture, or between replays"
+            )
+
+    def check_tokens(self, k: Tensor, v: Tensor, batch: int | None = None) -> None:
+        """Raise ValueError unless k and v are (Hk, n, d) of the cache's dtype and device.
+
+        Or (batch, Hk, 1, d), if `batch` is given.
+        """
         Hk, d = self.k.shape[1], self.k.shape[3]
+        letters, numbers = "(Hk, n, d)", f"({Hk}, n, {d})"
+        if batch is not None:
+            letters, numbers = "(B, Hk, 1, d)", f"({batch}, {Hk}, 1, {d})"
         for name, x in (("k", k), ("v", v)):
-            check_plain(name, x, "a torch.Tensor (Hk, n, d)")
-            if x.ndim != 3 or x.shape[0] != Hk or x.shape[2] != d:
-                raise wrong(name, f"shape {tuple(x.shape)}", f"(Hk, n, d) = ({Hk}, n, {d})")
+            check_plain(name, x, f"a torch.Tensor {letters}")
+            right = (Hk, *x.shape[1:2], d) if batch is None else (batch, Hk, 1, d)
+            if tuple(x.shape) != right:
+                raise wrong(name, f"shape {tuple(x.shape)}", f"{letters} = {numbers}")
             self.check_kind(name, x)
-        if k.shape[1] != v.shape[1]:
+        if batch is None and k.shape[1] != v.shape[1]:
             raise wrong("v", f"{v.shape[1]} tokens", f"k's {k.shape[1]}")
 
     def check_queries(self, q: Tensor, batch: int) -> None:

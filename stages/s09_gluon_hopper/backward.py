@@ -10,8 +10,8 @@ postprocess   dq from its sums: scaled, in its dtype
     consumers   2 warpgroups, 64 keys each; everything transposed: keys down, queries across
 
     a query tile, time ->
-    consumer 0  |S^T=K Q^T|dP^T=V dO^T|     |dV+=P^T dO|  |dQ=dS K|dK+=dS^T Q|    matrix unit
-                          |  P = 2^(S-lse)  |    dS    |          | dQ out
+    consumer 0  |S^T=K Q^T|dP^T=V dO^T|      |dV+=P^T dO|dQ=dS K|dK+=dS^T Q|     matrix unit
+                          |P = 2^(S-lse)| dS | to the other     | dQ out
     consumer 1  the same for the next 64 keys: its products can run while consumer 0 computes
 
     K, V    pipelines of one slot (pipeline.py): the next tiles come while dK and dV go out
@@ -144,41 +144,53 @@ def reduce_add_dq(dq, place, sums_desc, tile, c: gl.constexpr):
 
 @gluon.jit
 def mainloop(
-    dk, dv, q_count, common, k_all, v_all, head, start_n, Nk_valid, first, end, c: gl.constexpr,
+    dk, dv, q_count, common, head, start_n, Nk_valid, first, end, c: gl.constexpr,
     MASKED: gl.constexpr,
 ):  # fmt: skip
     """Add what the query tiles `first` to `end` of a head give; q_count counts all heads' tiles."""
-    _, _, queries, _, _, ds_smem, ds_full, sums, sums_desc, scheduler, sizes = common
+    _, _, queries, k_pipe, v_pipe, ds_smem, ds_full, sums, sums_desc, scheduler, sizes = common
     _, _, qk_scale, _ = sizes
     problem = scheduler.problem
     BLOCK_M: gl.constexpr = problem.BLOCK_M
-    BLOCK_D: gl.constexpr = k_all.shape[1]
+    BLOCK_D: gl.constexpr = k_pipe.tiles.shape[4]
     dtype: gl.constexpr = queries.q.tiles.dtype
     LEFT: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)  # operand of dV and dK
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     HALF_DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    k, v = k_all.slice(64 * c, 64, 0), v_all.slice(64 * c, 64, 0)  # (64, BLOCK_D)
     keys = start_n + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
     s_zero = gl.zeros([64, BLOCK_M], gl.float32, S)
     dq_zero = gl.zeros([64, 64], gl.float32, HALF_DQ)
     for i in range(first, end):
+        # K and V are in slot 0. The compiler can't know that q_count >> 30 is 0, nor compute their
+        # addresses before the loop, where they would occupy some 20 registers.
+        zero = q_count >> 30
+        k_all, v_all = k_pipe.tile(zero), v_pipe.tile(zero)  # (128, BLOCK_D)
+        k, v = k_all.slice(64 * c, 64, 0), v_all.slice(64 * c, 64, 0)  # (64, BLOCK_D)
         q, do = queries.consumer_wait(q_count)  # (BLOCK_M, BLOCK_D)
+        if BLOCK_D == 128:  # once the products run, they keep shared memory busy
+            lse, delta = queries.row(q_count, 0, S), queries.row(q_count, 1, S)  # (BLOCK_M,)
         s = warpgroup_mma(k, q.permute([1, 0]), s_zero, use_acc=False, is_async=True)
         dp = warpgroup_mma(v, do.permute([1, 0]), s_zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(1, deps=[s])  # the older of the two
-        p = gl.exp2(s * qk_scale - queries.row(q_count, 0, S)[None, :])  # (64, BLOCK_M)
+        if BLOCK_D == 64:  # for BLOCK_M = 128 rows registers are too few
+            lse = queries.row(q_count, 0, S)
+        p = gl.exp2(s * qk_scale - lse[None, :])  # (64, BLOCK_M)
         if MASKED:
             seen = (keys < Nk_valid)[:, None]
             if problem.CAUSAL:
                 cols = i * BLOCK_M + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, S))
                 seen = seen & (keys[:, None] <= cols[None, :] + (problem.Nk - problem.Nq))
             p = gl.where(seen, p, 0.0)
-        dv = warpgroup_mma(gl.convert_layout(p.to(dtype), LEFT), do, dv, is_async=True)
-        dp = warpgroup_mma_wait(1, deps=[dp])
-        ds = (p * (dp + queries.row(q_count, 1, S)[None, :])).to(dtype)  # (64, BLOCK_M)
+        p_left = gl.convert_layout(p.to(dtype), LEFT)
+        dp = warpgroup_mma_wait(0, deps=[dp])
+        if BLOCK_D == 64:
+            delta = queries.row(q_count, 1, S)
+        ds = (p * (dp + delta[None, :])).to(dtype)  # (64, BLOCK_M)
         if problem.DQ:
-            ds_all = ds_smem.index(q_count % 2)  # (128, BLOCK_M)
-            ds_all.slice(64 * c, 64, 0).store(ds)
+            ds_all = ds_smem.index(q_count % 2)  # (BLOCK_M, 128), as dQ reads it
+            ds_all.slice(64 * c, 64, 1).permute([1, 0]).store(ds)
+            # it runs while the consumers wait for each other
+            dv = warpgroup_mma(p_left, do, dv, is_async=True)
             fence_async_shared()
             # the warp that started the last reduce-add waits until the copy engine has read it,
             # and the other warps wait for that warp at the barrier
@@ -186,11 +198,11 @@ def mainloop(
             # measured: an mbarrier is slower than the named barrier at d = 128, faster at 64
             if BLOCK_D == 128:  # this consumer's half of dQ: of its columns
                 named_barrier("bar.sync", DS_STORED, 256)
-                ds_rows, k_columns = ds_all.permute([1, 0]), k_all.slice(64 * c, 64, 1)
+                ds_rows, k_columns = ds_all, k_all.slice(64 * c, 64, 1)
             else:  # or of its rows; either way (64, 64)
                 mbarrier.arrive(ds_full.index(q_count % 2))
                 mbarrier.wait(ds_full.index(q_count % 2), (q_count // 2) & 1)
-                ds_rows, k_columns = ds_all.slice(64 * c, 64, 1).permute([1, 0]), k_all
+                ds_rows, k_columns = ds_all.slice(64 * c, 64, 0), k_all
             tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
             dq = warpgroup_mma(ds_rows, k_columns, dq_zero, use_acc=False, is_async=True)
             dk = warpgroup_mma(gl.convert_layout(ds, LEFT), q, dk, is_async=True)
@@ -198,6 +210,7 @@ def mainloop(
             reduce_add_dq(dq, sums.index(c), sums_desc, tile, c)
             dk = warpgroup_mma_wait(0, deps=[dk])
         else:
+            dv = warpgroup_mma(p_left, do, dv, is_async=True)
             dk = warpgroup_mma(gl.convert_layout(ds, LEFT), q, dk, is_async=True)
             dv, dk = warpgroup_mma_wait(0, deps=[dv, dk])
         queries.q.consumer_release(q_count)
@@ -258,11 +271,10 @@ def consumer(common, c: gl.constexpr):
             head = b * problem.H + h_k * problem.group + g
             if problem.CAUSAL or problem.EDGE:
                 dk, dv, q_count = mainloop(
-                    dk, dv, q_count, common, k_all, v_all, head, start_n, Nk_valid, first, full, c,
-                    True,
-                )  # fmt: skip
+                    dk, dv, q_count, common, head, start_n, Nk_valid, first, full, c, True
+                )
             dk, dv, q_count = mainloop(
-                dk, dv, q_count, common, k_all, v_all, head, start_n, Nk_valid, full, end, c, False
+                dk, dv, q_count, common, head, start_n, Nk_valid, full, end, c, False
             )
         k_pipe.consumer_release(kv_count)
         v_pipe.consumer_release(kv_count)
@@ -305,7 +317,7 @@ def backward_kernel(
     v_pipe = make_pipeline(v_desc, 1, 2, V_EMPTY)
     scheduler = make_scheduler(problem, gl.cdiv(Nk, BLOCK_N), heads, section, tiles, 2)
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    ds_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 128, BLOCK_M], swizzled)
+    ds_smem = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_M, 128], swizzled)
     sums = gl.allocate_shared_memory(gl.float32, [2, 16, 256], sums_desc.layout)
     ds_full = make_mbarriers(2, 2)  # at d = 64 each consumer waits for the other's dS
     fence_async_shared()  # the copy engine arrives at these barriers

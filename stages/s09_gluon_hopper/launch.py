@@ -244,10 +244,15 @@ def float32_descriptor(x: Tensor, block: list[int]) -> Any:
 
 
 def launch_backward(
-    tensors: tuple[Tensor, ...], causal: bool, seqlens_k: Tensor | None, DQ: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Launch the three kernels on q, k, v, o, lse, do: dq (None without DQ), dk, dv, contiguous."""
+    tensors: tuple[Tensor, ...], causal: bool, seqlens_k: Tensor | None, DQ: bool,
+    wide: bool = False,
+) -> tuple[Tensor | None, Tensor, Tensor]:  # fmt: skip
+    """Launch the three kernels on q, k, v, o, lse, do: dq (None without DQ), dk, dv, contiguous.
+
+    In float32 if `wide`, else in q's dtype.
+    """
     q, k, v, o, lse, do = tensors
+    dtype = torch.float32 if wide else q.dtype
     B, H, Nq, d = q.shape
     Hk, Nk = k.shape[1:3]
     BLOCK_D = 64 if d <= 64 else 128
@@ -259,7 +264,7 @@ def launch_backward(
     rows = torch.empty((B, H, 2, padded_rows), dtype=torch.float32, device=q.device)
     summed = (B, H, padded_rows, BLOCK_D) if DQ else (1, 1, 64, 64)
     sums = torch.empty(summed, dtype=torch.float32, device=q.device)
-    dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
+    dk, dv = (torch.empty(x.shape, dtype=dtype, device=x.device) for x in (k, v))
     # copies where need be; the names keep them until all is launched, as descriptors don't
     q, q_desc = described(q, BLOCK_M, BLOCK_D)
     do, do_desc = described(do, BLOCK_M, BLOCK_D)
@@ -282,7 +287,7 @@ def launch_backward(
     )  # fmt: skip
     if not DQ:
         return None, dk, dv
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dq = torch.empty(q.shape, dtype=dtype, device=q.device)
     postprocess_kernel[(blocks, H, B)](
         sums, rows, dq, *dq.stride(), Nq, padded_rows, d, scale, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D
     )
@@ -291,9 +296,11 @@ def launch_backward(
 
 def launch_for(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool,
-    seqlens_k: Tensor | None, wanted: tuple[bool, bool, bool],
+    seqlens_k: Tensor | None, wanted: tuple[bool, bool, bool], wide: bool = False,
 ) -> s07.Gradients:  # fmt: skip
     """Launch this stage's kernels, or stage 7's: dq, dk, dv; None where not `wanted`.
+
+    wide  whether they are left in float32, not in the inputs' dtype
 
     float32 and d > 128 go to stage 7's kernels, and so does all where only dq is wanted. CTAs add
     to dq in no fixed order: its last bits may differ from run to run, those of dk and dv don't.
@@ -303,11 +310,11 @@ def launch_for(
     tensors = q, k, v, o, lse, do
     # keys are counted in int32
     if q.dtype == torch.float32 or q.shape[3] > 128 or k.shape[2] >= 1 << 30 or not any(wanted[1:]):
-        return s07.launch(*tensors, causal, seqlens_k, wanted)
+        return s07.launch(*tensors, causal, seqlens_k, wanted, wide)
     again = wanted[0] and torch.are_deterministic_algorithms_enabled()
-    dq, dk, dv = launch_backward(tensors, causal, seqlens_k, wanted[0] and not again)
+    dq, dk, dv = launch_backward(tensors, causal, seqlens_k, wanted[0] and not again, wide)
     if again:
-        dq = s07.launch(*tensors, causal, seqlens_k, (True, False, False))[0]
+        dq = s07.launch(*tensors, causal, seqlens_k, (True, False, False), wide)[0]
     return dq, dk if wanted[1] else None, dv if wanted[2] else None
 
 

@@ -70,9 +70,14 @@ class Pipeline:
     def consumer_wait(self, count):
         """The tile (rows, BLOCK_D), as soon as the copy engine has written it."""
         slots: gl.constexpr = self.tiles.shape[0]
-        shape: gl.constexpr = [self.tiles.shape[3], self.tiles.shape[4]]
         slot = count % slots
         mbarrier.wait(self.full.index(slot), (count // slots) & 1)
+        return self.tile(slot)
+
+    @gluon.jit
+    def tile(self, slot):
+        """The tile (rows, BLOCK_D) of a slot that was waited for."""
+        shape: gl.constexpr = [self.tiles.shape[3], self.tiles.shape[4]]
         return self.tiles.index(slot).reshape(shape)
 
     @gluon.jit

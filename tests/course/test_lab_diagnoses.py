@@ -16,7 +16,8 @@ from harness.isolation.roster import describe_files
 pytestmark = pytest.mark.slow  # a few processes each
 
 TABLE = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8"))
-# mistake -> stage, its edits, the check that shows it, and what the diagnosis begins with
+# mistake -> stage, its edits, the check that shows it, and what the diagnosis begins with, where
+# LINE stands for the line of the last edit
 MISTAKES = {
     name: (int(stage) if stage.isdigit() else stage, edits, check, begins)
     for stage, shown in TABLE.items()
@@ -69,6 +70,10 @@ def test_a_mistake_is_found_and_called_by_its_name(name, tmp_path):
     stage, edits, shows, begins = MISTAKES[name]
     found = judged(stage, edits, shows, tmp_path)
     assert found.verdict in ("failed", "crashed", "out-of-memory"), found
+    if "LINE" in begins:
+        lines = (tmp_path / "mine.py").read_text(encoding="utf-8").splitlines()
+        [line] = [i for i, text in enumerate(lines, 1) if edits[-1][1] in text]
+        begins = begins.replace("LINE", str(line))
     assert found.diagnosis.startswith(begins), (found.diagnosis, found.case)
     assert begins or not any("it was right" in line for line in found.case), found
 

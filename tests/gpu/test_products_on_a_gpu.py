@@ -93,6 +93,20 @@ def test_infinities_nan_and_large_numbers_count_where_they_do_in_float32(stage, 
     assert_as_near(found[seen], wanted[seen], exact[seen])
 
 
+@pytest.mark.parametrize("stage", SPLIT, ids=NAMES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_score_counts_whose_sum_is_too_large_on_its_way(stage, sign):
+    """Lifted, the first products pass float32's largest, and the rest cancel them: a score of 0."""
+    q, k, v, _ = tensors(64)
+    low, high = [0, 16, 32], [48, 49, 50]
+    q[..., 7, :], k[..., 7, :] = 0.0, 0.0
+    k[..., low + high] = 0.0
+    q[..., 7, low + high] = 2.0**48
+    k[..., 7, low], k[..., 7, high] = -sign * 2.0**47, sign * 2.0**47
+    exact = stages.by_number(3).attend(q.double(), k.double(), v.double())
+    assert_as_near(stage.attend(q, k, v), stages.by_number(3).attend(q, k, v), exact)
+
+
 @pytest.mark.parametrize("number", [6, 7, 8, 9])
 def test_hidden_keys_may_hold_anything(number):
     if number == 9 and torch.cuda.get_device_capability()[0] != 9:

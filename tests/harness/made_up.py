@@ -24,7 +24,7 @@ def make_cell(stage=3, name="torch_three_gemm", **changes):
         "flops": 4194304, "hbm_bytes": 131072, "direction": "fwd", "paired": False,
         "page_size": None,
         "rounds_ms": None, "launch_ms": None, "launch_configs": None, "products": None,
-        "skip_ratio": None,
+        "skip_ratio": None, "world": 1, "x_one_gpu": None, "link_gb_s": None, "link_us": None,
     }  # fmt: skip
     assert changes.keys() <= cell.keys(), "a field that no record has"
     cell |= changes

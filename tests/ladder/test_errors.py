@@ -98,7 +98,7 @@ def commands(command, *words):
 FREE = {"--stage", "--out", "--resume", "--expect", "--plot", "--ceilings", "--save", "--load",
         "--prompt", "--text", "--weights", "--roofline", "--show", "--plots", "--to", "--points",
         "--gradebook", "--column", "--junit", "--gradescope", "--only", "bench --stages",
-        "lab export --stages"}  # fmt: skip
+        "ring --stages", "lab export --stages"}  # fmt: skip
 
 
 def test_every_option_refuses_a_value_that_it_can_not_read(capsys):

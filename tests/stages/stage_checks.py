@@ -55,7 +55,7 @@ def budget(stage, device):
 
     Half of the tour's largest cell of d = 16, for a stage that is worth running up to small N only.
     """
-    return min(16 * 192**2, 8 * stage.STAGE.worth_up_to.get(device, 384) ** 2)
+    return min(16 * 192**2, 8 * (stage.STAGE.worth_up_to.get(device) or 384) ** 2)
 
 
 def most_keys(stage, wanted):
@@ -292,6 +292,12 @@ def true_gradients(q, k, v, dO, hidden=None):
     q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
     o = truth(q, k, v, hidden)
     return o.detach(), *torch.autograd.grad(o, (q, k, v), dO.double())
+
+
+def in_torch(stage):
+    """Whether it computes in torch's own operations: stage 3 does, and so does a ring of one rank
+    on a CPU, which is stage 3."""
+    return is_yardstick(stage) or ("world" in stage.STAGE.options and device_of(stage) == "cpu")
 
 
 def is_yardstick(stage):

@@ -78,8 +78,8 @@ def test_a_stage_needs_four_fields_only():
         ("devices", ("tpu",), "some of cpu, cuda"),
         ("dtypes", ("float32", "int8"), "some of float16, bfloat16, float32, float64"),
         ("dtypes", (torch.float32,), "some of float16, bfloat16, float32, float64"),
-        ("options", ("dropout",), "some of causal, seqlens_k, gqa, paged"),
-        ("options", "causal", "some of causal, seqlens_k, gqa, paged"),  # a text is no tuple
+        ("options", ("dropout",), "some of causal, seqlens_k, gqa, paged, world"),
+        ("options", "causal", "some of causal, seqlens_k, gqa, paged, world"),  # a text is no tuple
         *[
             (name, x, "some of cpu, cuda")
             for name in ("devices",)

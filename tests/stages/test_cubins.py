@@ -51,19 +51,20 @@ def flags_of(kernel, d, dtype):
 def chosen(nth, stage, kernel, d, dtype, sm):
     """With which flags CI compiles the nth kernel at a size and a dtype for a card: most with none.
 
-    float16 has the largest tiles: up to d = 128 it is compiled for all cards, of which 86 and 89
-    take turns, since their limits are the same, as do stages 4 and 5, since their tiles are; and at
-    128 with masks, which leave the fewest registers, for sm_90. All else is compiled for one card,
+    float16 has the largest tiles: it is compiled for all cards, at d = 64 for every second and at
+    128 for the others (86 and 89 take turns, since their limits are the same); and at 128 with
+    masks, which leave the fewest registers, for sm_90. All else is compiled for one card,
     another for each kernel: bfloat16, whose code is that of float16, at one size, and float32 with
     masks, or after split products.
     """
     flags = flags_of(kernel, d, dtype)
     size, at = SIZES.index(d), CARDS.index(sm)
     if dtype == "float16" and d in (64, 128):
-        lite, twin = stage < "s06", sm in (86, 89)
-        if (lite and (nth + at) % 2) or (twin and not lite and (nth + at + size) % 2):
-            return ()
-        return flags[:2] if (d, sm) == (128, 90) else flags[:1]
+        if (d, sm) == (128, 90):
+            return flags[:2]
+        at -= sm > 86  # 86 and 89 are one card
+        twin = sm in (86, 89) and (nth // 2 + size + sm) % 2
+        return () if twin or (nth + at + size) % 2 else flags[:1]
     have = [card for card in CARDS if dtype in dtypes_of(card)]
     if sm != have[(nth + 2 * size + DTYPES.index(dtype)) % len(have)]:
         return ()
@@ -115,13 +116,12 @@ def test_every_card_size_and_dtype_is_compiled_for():
             set(each) for each in zip(*(job[2:5] for job in JOBS if job[:2] == (stage, name)))
         )
         assert (d, dtype, sm) == (set(SIZES), set(DTYPES), set(CARDS)), (stage, name)
-    # none of the cards is without float16 at d = 64 and 128, where nothing may spill
-    for name in {job[1] for job in JOBS}:
-        half = {
-            (d, sm) for _, kernel, d, dtype, sm, *_ in JOBS if (kernel, dtype) == (name, "float16")
-        }
-        twins = {(d, {86: 89}.get(sm, sm)) for d, sm in half}
-        assert twins >= set(product((64, 128), set(CARDS) - {86})), name
+    # float16 up to d = 128, where nothing may spill: each card, and every kernel for each
+    half = {(*job[:3], job[4]) for job in JOBS if job[3] == "float16" and job[2] in (64, 128)}
+    assert {job[2:] for job in half} == set(product((64, 128), CARDS))
+    for stage, name in {job[:2] for job in JOBS}:
+        cards = {sm for *kernel, _, sm in half if kernel == [stage, name]}
+        assert cards | {86, 89} == set(CARDS) and cards & {86, 89}, (stage, name)
 
 
 def fused(stage, name, dtype):
@@ -196,11 +196,19 @@ HOPPER = [
     pytest.param(d, name, flags, marks=() if (d, flags) == (128, ["plain"]) else pytest.mark.slow)
     for d, name, flags in (
         (128, "TWO_CONSUMERS", ["plain"]),
-        (128, "TWO_CONSUMERS", ["ragged", "lengths"]),
-        (128, "TWO_CONSUMERS", ["causal", "masked"]),
-        (64, "THREE_CTAS", ["causal", "masked"]),
-        (64, "THREE_CONSUMERS", ["plain", "ragged", "lengths"]),
-        (64, "THREE_CONSUMERS", ["causal", "masked"]),
+        (128, "TWO_CONSUMERS", ["lengths", "masked"]),
+        (64, "THREE_CTAS", ["causal"]),
+        (64, "THREE_CONSUMERS", ["plain", "ragged"]),
+        (64, "THREE_CONSUMERS", ["masked"]),
+        *(
+            (
+                (128, "TWO_CONSUMERS", ["ragged", "causal"]),
+                (64, "THREE_CTAS", ["masked"]),
+                (64, "THREE_CONSUMERS", ["lengths", "causal"]),
+            )
+            if WHOLE or OTHER_TRITON
+            else ()
+        ),
     )
 ]
 
@@ -258,7 +266,9 @@ def test_products_of_the_smallest_kernel_on_hopper_run_by_themselves(compiler):
 @pytest.mark.parametrize("d", [64, 128])
 def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, compiler):
     """Five groups in each consumer's loops: S, dP, dV, dK and, where it is wanted, dQ."""
-    kinds = ["plain", "keys", "causal", "lengths", "masked"]
+    kinds = ["plain", "masked", "lengths"] if d == 64 else ["plain", "causal", "keys"]
+    if WHOLE or OTHER_TRITON:
+        kinds = ["plain", "keys", "causal", "lengths", "masked"]
     dtypes = {flags: "float16" if flags == "keys" else "bfloat16" for flags in kinds}
     asked = [
         ("s09_gluon_hopper.launch", "gluon", d, dtype, "BACKWARD", flags)
@@ -279,8 +289,11 @@ def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, compiler):
             assert loop["HGMMA"] == steps, (job, loops)
         config = BACKWARD[d]
         assert {config["CONSUMER_REGS"], config["PRODUCER_REGS"]} <= set(report["budgets"]), job
-        if d == 128 and not OTHER_TRITON:  # each consumer's loop without masks
-            assert sum(loop["spills"] <= 1 for loop in loops) >= 2, (job, loops)
+        if not OTHER_TRITON:  # another may spill more
+            spilled = [loop["spills"] for loop in loops]
+            assert sorted(spilled)[:2] == [0, 0], (job, loops)  # each consumer's without masks
+            assert max(spilled) <= 2, (job, loops)
+            assert not any(loop["R2UR"] for loop in loops), (job, loops)
 
 
 def test_a_register_that_one_of_two_ways_sets_is_found():

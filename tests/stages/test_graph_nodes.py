@@ -9,14 +9,12 @@ from stage_checks import (
     for_each,
     gradient_rounding,
     in_nan,
-    is_yardstick,
+    in_torch,
     normal,
     true_gradients,
 )
 
-every_node = for_each(
-    [stage for stage in FAKES if stage.STAGE.gradients and not is_yardstick(stage)]
-)
+every_node = for_each([stage for stage in FAKES if stage.STAGE.gradients and not in_torch(stage)])
 
 
 def leaves(stage, shape=(1, 2, 5, 9, 8)):

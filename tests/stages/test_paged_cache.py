@@ -100,6 +100,18 @@ def test_any_order_of_appending_and_freeing(data, page_size, causal):
             cache.free(name)
             del held[name]
             continue
+        if data.draw(st.booleans(), label="a token to each?"):
+            names = data.draw(st.permutations(sorted(held)), label="order")
+            full = sum(held[each][0].shape[1] % page_size == 0 for each in names)
+            if names and full <= len(cache.free_pages):
+                k, v = (
+                    x.transpose(0, 1)[:, :, None] for x in tokens(len(names), step, torch.float16)
+                )
+                cache.append_many(names, k, v)
+                for i, each in enumerate(names):
+                    pairs = zip(held[each], (k[i], v[i]), strict=True)
+                    held[each] = tuple(torch.cat(pair, 1) for pair in pairs)
+                continue
         n = data.draw(st.sampled_from([0, 1, 2, page_size - 1, page_size, page_size + 1, 40]))
         k, v = tokens(n, step, torch.float16)
         old = held.get(name, tokens(0, dtype=torch.float16))
@@ -254,6 +266,19 @@ def refusals():
         ask = lambda cache, name=name: stage.attend_paged(q, cache, ["a", name])  # noqa: E731
         made[f"asked for {name}"] = ask, "sequence: got ... doesn't hold"
         made[f"free {name}"] = partial(PagedCache.free, sequence=name), made[f"asked for {name}"][1]
+    step = [x.transpose(0, 1)[:2, :, None] for x in tokens(2)]
+    bad_steps = {
+        "one twice": (["a", "a"], step, "sequences: got one of them twice, expected each once"),
+        "a new one": (["a", "new"], step, "sequence: got 'new', which this cache doesn't hold"),
+        "two tokens": (
+            ["a", "b"], [x.expand(2, 2, 2, 8) for x in step],
+            "k: got shape (2, 2, 2, 8), expected (B, Hk, 1, d) = (2, 2, 1, 8)",
+        ),
+        "of one": (["a"], step, "k: got shape (2, 2, 1, 8), expected (B, Hk, 1, d) = (1, 2, 1, 8)"),
+    }  # fmt: skip
+    for case, (names, pair, says) in bad_steps.items():
+        ask = lambda cache, names=names, pair=pair: cache.append_many(names, *pair)  # noqa: E731
+        made[f"a token to each, {case}"] = ask, says
     made["no hash"] = (
         lambda cache: cache.append([1], k, v), "sequence: got a list, expected",
     )  # fmt: skip
@@ -286,6 +311,19 @@ def test_rows_run_out():
     cache.append("c", *tokens(5))
 
 
+def test_pages_run_out_for_a_token_to_each():
+    cache, held = cache_of(4), {}
+    for name in "abc":
+        held[name] = tokens(16, ord(name))
+        cache.append(name, *held[name])
+    k, v = (x.transpose(0, 1)[:, :, None] for x in tokens(3, 9))
+    with unchanged(cache), pytest.raises(RuntimeError, match=r"3 of .* begin a page, but 1 of 4"):
+        cache.append_many(["a", "b", "c"], k, v)
+    cache.append_many(["b"], k[:1], v[:1])
+    held["b"] = tuple(torch.cat(pair, 1) for pair in zip(held["b"], (k[0], v[0]), strict=True))
+    check(cache, held, ["a", "b", "c"], 1, causal=True)
+
+
 def test_a_launch_that_fails_changes_nothing(monkeypatch):
     cache = cache_of()
     cache.append("a", *tokens(5))
@@ -297,6 +335,8 @@ def test_a_launch_that_fails_changes_nothing(monkeypatch):
     for name in "ab":
         with unchanged(cache), pytest.raises(RuntimeError, match="out of memory"):
             cache.append(name, *tokens(40))
+    with unchanged(cache), pytest.raises(RuntimeError, match="out of memory"):
+        cache.append_many(["a"], *(x[None] for x in tokens(1)))
 
 
 @pytest.mark.parametrize(

@@ -87,14 +87,14 @@ def test_three_bfloat16_hold_a_float32(kernels, x):
 
 @many
 @given(a=numbers, b=numbers)
-def test_six_products_are_as_accurate_as_float32_or_not_finite(kernels, a, b):
-    """An output that isn't finite is computed once more; one that is must be right."""
+def test_six_products_are_as_accurate_as_float32_or_nan(kernels, a, b):
+    """NaN is computed once more. A score that is -inf is not: its key would weigh nothing."""
     columns, rows, found = (torch.zeros(SIZE, SIZE) for _ in range(3))
     columns[:, 0], rows[0] = torch.tensor(a), torch.tensor(b)
     kernels[1][(1,)](columns, rows, found, SIZE)
     a, b = columns[:, :1].double(), rows[:1].double()
     want = a * b  # all bits of each
     right = (found - want).abs() <= BOUND * want.abs() + 2.0**-149
-    assert (right | ~found.isfinite()).all()
+    assert (right | found.isnan()).all()
     held = (a.abs() <= LARGEST) & (b.abs() <= LARGEST) & (want.abs() <= LARGEST_PRODUCT)
     assert right[held].all()

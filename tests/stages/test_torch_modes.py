@@ -13,7 +13,7 @@ from stage_checks import (
     every_stage,
     everything,
     for_each,
-    is_yardstick,
+    in_torch,
     normal,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -22,7 +22,7 @@ from stages.contract import StageUnavailable
 
 SHAPE = (1, 2, 3, 5, 4)
 IN_TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
-NOT_TORCH = [stage for stage in FAKES if not is_yardstick(stage)]
+NOT_TORCH = [stage for stage in FAKES if not in_torch(stage)]
 
 
 def tensors(stage):
@@ -110,7 +110,7 @@ RECORDERS = {
 def test_a_recorded_call_is_computed_anew_or_refused(stage, recorder):
     """Never a constant: the answer to what it was recorded with."""
     q, k, v = tensors(stage)
-    if "triton" not in stage.STAGE.needs and not is_yardstick(stage) and stage not in TWINS:
+    if "triton" not in stage.STAGE.needs and not in_torch(stage) and stage not in TWINS:
         with pytest.raises(ValueError, match="would keep its answer as a constant"):
             RECORDERS[recorder](lambda q, k, v: stage.attend(q, k, v), (q, k, v))
         return

@@ -1,11 +1,15 @@
 """The command printed for a record asks for what the record's own env line says."""
 
+import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import retake
 
+from harness.records.code import built_in_files, code_of, number_of, peer_files, read_declared
 from harness.records.jsonl import read
 from ladder import app, bench, old, run
 
@@ -40,3 +44,20 @@ def test_each_record_of_a_run_or_a_bench_is_asked_for_as_it_was(tmp_path, monkey
         made += 1
     assert made > 20
     assert asked == []
+
+
+def test_only_records_whose_stages_were_edited_are_asked_for(tmp_path):
+    text = (ROOT / "results" / "h200" / "hopper.jsonl").read_text(encoding="utf-8")
+    first, *rest = text.splitlines(keepends=True)
+    env = json.loads(first)
+    files = {number_of(path): path for path in built_in_files()}
+    files |= {read_declared(path)["number"]: path for path in peer_files()}
+    for stage in env["rungs"]:
+        stage["code"] = code_of(files[stage["stage"]])
+    for name, changed in (("kept", {}), ("edited", {"code": "0" * 64})):
+        env["rungs"][0] |= changed
+        (tmp_path / f"{name}.jsonl").write_text("".join([json.dumps(env) + "\n", *rest]))
+    made = [str(tmp_path / f"{name}.jsonl") for name in ("kept", "edited")]
+    command = [sys.executable, retake.__file__, "--edited", *made]
+    said = subprocess.check_output(command, text=True)
+    assert f"# {made[1]}" in said and made[0] not in said

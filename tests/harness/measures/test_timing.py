@@ -58,9 +58,9 @@ def gpu(monkeypatch):
     return gpu
 
 
-def sampled(call, rounds=5):
+def sampled(call, rounds=5, align=int):
     """The samples of a call on the GPU, as its series takes them."""
-    series = Series(cuda_sampler(call), "cuda")
+    series = Series(cuda_sampler(call, align), "cuda")
     series.fix(alone=True)
     for _ in range(rounds):
         series.sample()
@@ -88,6 +88,10 @@ def test_a_call_that_waits_for_the_device_is_sampled_with_its_waiting(gpu):
 
     assert sampled(call) == pytest.approx([0.75] * 5)
     assert len(calls) < 12
+
+
+def test_the_wait_for_ranks_that_begin_later_adds_nothing(gpu):
+    assert sampled(lambda: gpu.run(0.25), align=lambda: gpu.run(7.0)) == pytest.approx([0.25] * 5)
 
 
 def test_launches_are_timed_in_a_row_without_what_the_gpu_does(gpu, monkeypatch):

@@ -9,7 +9,9 @@ from harness.records import code
 from harness.records.jsonl import read
 
 # stage -> the stages and peers whose results its files compute
-CONCERNED = {n: {n} for n in range(6)} | {6: {6, 7, 9}, 7: {7, 9}, 8: {8, 9}, 9: {9}}
+CONCERNED = {n: {n} for n in range(6)} | {
+    3: {3, 10}, 6: {6, 7, 9, 10}, 7: {7, 9, 10}, 8: {8, 9, 10}, 9: {9, 10}, 10: {10},
+}  # fmt: skip
 CONCERNED |= {twin: {twin} for twin in ("cpu 4", "cpu 5")}  # written once more for a CPU
 ALSO = {"paged_cache.py": {108}}  # a peer reads the same pages
 ALONE = "first.py"  # a stage's smallest version, a row of its own
@@ -50,7 +52,7 @@ def test_a_folders_first_file_comes_first_and_csrc_is_stage_2s():
     assert [path.name for path in code.files_of(2)][1:] == [
         "value_graph.hpp", "attention.cpp", "bindings.cpp",
     ]  # fmt: skip
-    for number in (7, 8, 9):
+    for number in (7, 8, 9, 10):
         first, *rest = code.files_of(number)
         assert (first.name, code.number_of(first)) == (code.FIRST, number)
         assert code.files_of(first.parent) == code.files_of(first) == [first, *rest]
@@ -81,7 +83,7 @@ def test_what_computes_nothing_marks_nothing(copied):
         path.write_text("edited = True\n")
     after = codes()
     # what the kernels of stages 4 to 9 share is computed with
-    assert {n for n in after if after[n] != before[n]} == {4, 5, 6, 7, 8, 9, 108}
+    assert {n for n in after if after[n] != before[n]} == {4, 5, 6, 7, 8, 9, 10, 108}
 
 
 def test_a_stage_that_was_edited_since_is_named_and_one_of_unknown_code(copied):

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import get_args
 
@@ -19,8 +19,8 @@ from harness.records import jsonl, schema, values
 from harness.records.jsonl import WriteFailed, Writer, dump_line, read
 from harness.records.schema import BadRecord, check_record, key
 
-# fields added later: null in older records
-LATER = {field.name for field in fields(schema.Cell) if field.default is None}
+# fields added later, and what they are in older records
+LATER = {each.name: each.default for each in fields(schema.Cell) if each.default is not MISSING}
 
 
 def test_the_schema_has_the_statuses_of_the_design():
@@ -33,7 +33,11 @@ def test_the_schema_has_the_statuses_of_the_design():
         "launch_configs",
         "products",
         "skip_ratio",
-    } == LATER
+        "world",
+        "x_one_gpu",
+        "link_gb_s",
+        "link_us",
+    } == LATER.keys()
     assert set(get_args(schema.Status)) == {
         "ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory"
     }  # fmt: skip
@@ -69,11 +73,10 @@ def test_a_value_that_is_none_of_the_few_is_refused(field, value):
 
 def test_records_from_before_a_field_was_there_are_read_without_it(tmp_path):
     cell = make_cell(paired=True, rounds_ms=[1.0, 2.0], launch_configs={"a_kernel": {"M": 64}})
-    later = dict.fromkeys(LATER)
-    assert {"rounds_ms", "launch_configs"} <= later.keys()
-    older = {name: value for name, value in cell.items() if name not in later}
+    assert {"rounds_ms", "launch_configs", "world"} <= LATER.keys()
+    older = {name: value for name, value in cell.items() if name not in LATER}
     path = write_run(tmp_path / "run.jsonl", make_env([cell]), [older, cell])
-    assert read(path)[1] == [older | later, cell]
+    assert read(path)[1] == [older | LATER, cell]
 
 
 def test_an_older_comparison_is_read_as_cells_that_took_turns(tmp_path):

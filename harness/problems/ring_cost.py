@@ -1,0 +1,166 @@
+"""The cost of attention over several GPUs, on paper: what each computes and sends, and when.
+
+W ranks have n = N / W rows each. KV = 2 b hk n d e are the bytes of a rank's k and v, Q = b h n d e
+those of its q, with elements of e bytes; dK and dV travel in float32, D = 2 b hk n d 4 bytes.
+
+    time       compute  4 b h d x pairs of a query and a key / rate + launch; backward 2.5 times
+               send     latency + bytes / link
+               merge    3 x 4 b h n d / hbm: o in float32, read twice and written once
+    pairs      without a mask n^2 at each of the W hops; causal n (n + 1) / 2 at the first, then
+               n^2 / 2 in zigzag, n^2 on the last rank in order
+    ring       at each hop max(compute + merge, send), or their sum without overlap; forward it
+               sends KV at all hops but the last; backward too, and D at all but the first, and D
+               home at the end, which nothing hides
+    gather     send (W - 1) KV, compute all; backward compute all, send (W - 1) KV
+    Ulysses    send (W - 1) / W (2 Q + KV) in four exchanges, before and after computing all
+
+A ring hides what it sends where n^2 4 b h d / rate >= latency + KV / link: from some n on, which
+doesn't depend on W. Ulysses sends less than a ring, by W, and hides nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from harness.problems.cost import flops
+from harness.problems.problem import ITEMSIZE, ONE_GPU, Problem
+
+GRADIENT_SIZE: Final = 4  # bytes: dK and dV travel, and parts of o are merged, in float32
+# direction -> the FLOPs of its passes, by those of the forward pass
+PASSES: Final = {"fwd": (1.0,), "bwd": (2.5,), "train": (1.0, 2.5)}
+# contestant (harness/peers/ranks) -> how it works; torch's context_parallel isn't modelled
+RING: Final = {  # zigzag, overlap
+    "ring": (True, True), "ring_in_order": (False, True), "ring_in_turn": (True, False),
+    "ring_engine": (True, True), "ring_group": (True, True),
+}  # fmt: skip
+WAYS: Final = (*RING, "gather", "ulysses", ONE_GPU)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One of the GPUs: FLOP/s of its kernels, bytes/s to another one and to its memory, seconds."""
+
+    rate: float
+    link: float
+    latency: float  # of a message
+    hbm: float = 3.35e12  # NVIDIA's data sheet of the H100 SXM; of the H200 4.8e12
+    launch: float = 5e-6  # a kernel's start after another one's end, an assumption
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a rank does from `start` to `end`, in seconds: 'compute', 'merge' or 'send'."""
+
+    what: str
+    start: float
+    end: float
+    sent: float = 0.0  # bytes
+
+
+def schedule(problem: Problem, machine: Machine, way: str) -> list[Span]:
+    """What the slowest rank of `way`, one of WAYS, does in a call, in the order of beginning."""
+    spans: list[Span] = []
+    for factor in PASSES[problem.direction]:
+        begun = max((span.end for span in spans), default=0.0)
+        if way in RING:
+            spans += ring_pass(problem, machine, *RING[way], factor, begun)
+        else:
+            spans += other_pass(problem, machine, way, factor, begun)
+    return spans
+
+
+def seconds(problem: Problem, machine: Machine, way: str) -> float:
+    """How long a call takes."""
+    return max(span.end for span in schedule(problem, machine, way))
+
+
+def sent_bytes(problem: Problem, way: str) -> int | None:
+    """The bytes that each rank sends in a call; None where `way` isn't modelled."""
+    if way not in WAYS:
+        return None
+    return round(sum(span.sent for span in schedule(problem, Machine(1.0, 1.0, 0.0), way)))
+
+
+def part_bytes(problem: Problem) -> tuple[float, float]:
+    """Q and KV: the bytes of a rank's q, and of its k and v."""
+    row = problem.b * problem.d * ITEMSIZE[problem.dtype] * problem.nk / problem.world
+    return problem.h * row, 2 * problem.hk * row
+
+
+def pairs(problem: Problem, zigzag: bool) -> list[float]:
+    """How many pairs of a query and a key the slowest rank computes at each hop, of one head."""
+    n = problem.nk / problem.world
+    if not problem.causal:
+        return [n * n] * problem.world
+    return [n * (n + 1) / 2] + [n * n / 2 if zigzag else n * n] * (problem.world - 1)
+
+
+def ring_pass(
+    problem: Problem, machine: Machine, zigzag: bool, overlap: bool, factor: float, now: float
+) -> Iterator[Span]:
+    """One pass round the ring, from the time `now` on."""
+    q, kv = part_bytes(problem)
+    size, last = ITEMSIZE[problem.dtype], problem.world - 1
+    gradients = kv / size * GRADIENT_SIZE if factor > 1 else 0.0
+    each = 4 * problem.b * problem.h * problem.d * factor / machine.rate
+    merge = 3 * q / size * GRADIENT_SIZE / machine.hbm + machine.launch
+    for hop, seen in enumerate(pairs(problem, zigzag)):
+        sent = kv * (hop < last) + gradients * (hop > 0)
+        arrived = now + (machine.latency + sent / machine.link if sent else 0.0)
+        if sent:
+            yield Span("send", now, arrived, sent)
+        computed = (now if overlap else arrived) + each * seen + machine.launch
+        yield Span("compute", computed - each * seen - machine.launch, computed)
+        if hop:
+            yield Span("merge", computed, computed + merge)
+            computed += merge
+        now = max(arrived, computed)
+    if gradients:
+        yield Span("send", now, now + machine.latency + gradients / machine.link, gradients)
+
+
+def other_pass(
+    problem: Problem, machine: Machine, way: str, factor: float, now: float
+) -> Iterator[Span]:
+    """One pass of gather, Ulysses or a single GPU, from the time `now` on."""
+    q, kv = part_bytes(problem)
+    ranks = 1 if way == ONE_GPU else problem.world
+    others = ranks - 1
+    share = others / ranks
+    exchanges = {"gather": (others * kv, 0.0), "ulysses": (share * (q + kv), share * q)}
+    before, after = exchanges.get(way, (0.0, 0.0))
+    if factor > 1:  # gradients go back the same way
+        before, after = after, before
+    forward = flops(replace(problem, direction="fwd"))
+    compute = factor * forward / ranks / machine.rate + machine.launch
+    for sent in (before, None, after):
+        took = compute if sent is None else machine.latency + sent / machine.link if sent else 0.0
+        if took:
+            yield Span("compute" if sent is None else "send", now, now + took, sent or 0.0)
+        now += took
+
+
+def hidden_from(problem: Problem, machine: Machine) -> float:
+    """The least n, rows of each rank, at which a hop of the forward pass hides what it sends."""
+    one = replace(problem, nq=problem.world, nk=problem.world)  # n = 1
+    each = 4 * one.b * one.h * one.d * pairs(one, True)[1] / machine.rate  # times n^2
+    kv = part_bytes(one)[1] / machine.link  # times n
+    return (kv + (kv * kv + 4 * each * machine.latency) ** 0.5) / (2 * each)
+
+
+def peak_bytes(problem: Problem, copies: str = "group") -> int:
+    """The most memory that stage 10 takes on a rank, above its inputs and with its outputs, bytes.
+
+    Forward: received K and V, of two hops at the most; o so far, in float32 where more than two
+    ranks merge; o of one hop; two lse. Backward: o, received K and V, dK and dV of two hops, dq and
+    one hop's gradients in float32. What copy engines receive is no part of the allocator's memory.
+    """
+    q, kv = part_bytes(problem)
+    size = ITEMSIZE[problem.dtype]
+    wide, gradients = q / size * GRADIENT_SIZE, kv / size * GRADIENT_SIZE
+    lse = wide / problem.d
+    by_group = copies == "group"
+    received = by_group * min(problem.world - 1, 2) * kv
+    forward = received + (wide if problem.world > 2 else q) + q + 2 * lse
+    backward = q + lse + received + by_group * 2 * gradients + wide + (wide + gradients)
+    return round(forward if problem.direction == "fwd" else max(forward, backward))

@@ -1,0 +1,341 @@
+"""Stage 10, ring attention: queries stay, keys and values travel round a ring of GPUs.
+
+W ranks, a GPU each. Rank r holds its part of the sequence: rows of q, k and v. Its queries have to
+meet all keys, so at hop s = 0, 1, ..., W - 1 it
+
+    has K and V of rank r - s, sends them on to rank r + 1, and meanwhile
+    computes its queries' attention to them: o_s, lse_s           a rectangle or a triangle
+    merges that into what it has: (o, lse)                        in float32
+
+    W = 3, time ->
+    rank 0   compute K0 |merge| compute K2 |merge| compute K1 |merge| o
+    rank 1   compute K1 |merge| compute K0 |merge| compute K2 |merge| o
+    rank 2   compute K2 |merge| compute K1 |merge| compute K0 |merge| o
+    links    all K, V one on        all K, V one on
+
+The backward pass goes round once more, with the o and lse of all keys (local.py). dK and dV travel,
+too, one hop behind the K and V they belong to: each rank adds its share, and after W hops they are
+home. Nothing is computed during that last exchange, so the last hop is done in two halves, and the
+first half's sums go home while the second is computed. Read the rest of the stage in this order:
+
+    schedule.py      who holds what, and which block of attention each hop is; why zigzag
+    merge.py         how results over different keys become one; merge_kernel.py is its kernel
+    this file        the loops: `forward` first; then `backward`
+    local.py         attention on one rank: stage 9, 7 or 3, as functions of plain tensors
+    copies.py        how tensors get to the next rank: post, compute, wait
+    agreement.py     what ranks tell each other before they send, so that none waits in vain
+
+The first three are the idea, the others what it takes to be fast, and never to hang or be wrong.
+
+Cost, per rank: 1 / W of the FLOPs. Sent: 2 B Hk Nk d (W - 1) / W elements in each pass, and in the
+backward pass 2 B Hk Nk d of float32. Memory above q, k, v and o, for parts of S = B Hk Nk d / W and
+R = B H Nq d / W elements of e bytes: received 4 S e at the most, o between hops 4 R, one hop's R e;
+in the backward pass received 4 S (e + 4), dq 4 R, one hop's gradients 4 (R + 2 S). With W = 2 less:
+received 2 S e, and o as the kernel gives it. Copy engines receive in slots that are kept between
+calls, 6 S e or 6 S (e + 4). Nothing grows with W, while S and R shrink.
+What it bought: a sequence that one GPU can't hold, or 1 / W of the time (Ring Attention with
+Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stages import s03_torch_three_gemm as s03
+from stages.common import operators
+from stages.common.contract import wrong
+from stages.common.inputs import autocast, dtype_name
+from stages.contract import FirstDerivative, Stage, check_inputs
+
+from .agreement import Plan, agree, cut_as_told, make_plan
+from .copies import Exchange
+from .local import best, wide
+from .merge import merge
+from .schedule import Hop, Span, spans
+
+STAGE = Stage(
+    number=10,
+    name="ring",
+    title="ring attention",
+    idea="keys and values travel round a ring of GPUs, and hide behind the products",
+    options=("causal", "seqlens_k", "gqa", "world"),
+    gradients=True,
+    # alone it is another stage: no row of the tour; `ladder ring` measures it
+    worth_up_to={"cpu": 0, "cuda": 0},
+    files=(
+        "schedule.py", "merge.py", "merge_kernel.py", "local.py", "copies.py", "agreement.py",
+    ),
+)  # fmt: skip
+
+
+def valid(seqlens_k: Tensor | None, held: tuple[Span, ...]) -> Tensor | None:
+    """How many keys of some spans are valid, (B,): always the first ones, since spans ascend."""
+    if seqlens_k is None:
+        return None
+    each = [(seqlens_k - start).clamp(0, end - start) for start, end in held]
+    return torch.stack(each).sum(0, dtype=torch.int32)
+
+
+def forward(
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return o (B, H, Nq, d) in q's dtype, and lse (B, H, Nq) in base 2, over all ranks' keys."""
+    exchange = plan.exchange(k)
+    k, v = k.contiguous(), v.contiguous()
+
+    def attention(now: Hop) -> tuple[Tensor, Tensor]:
+        """o and lse of the hop's rows, over its keys."""
+        k_seen, v_seen, lengths = k[:, :, now.keys], v[:, :, now.keys], valid(seqlens_k, now.spans)
+        return plan.local.forward(q[:, :, now.rows], k_seen, v_seen, now.causal, lengths)
+
+    for step in range(plan.world):
+        now, more = plan.hop(step), step + 1 < plan.world
+        if more:
+            exchange.post([k, v], [plan.shape(step + 1, k)] * 2)
+        if step == 0:  # its own keys, which all rows see
+            o, lse = attention(now)
+            if plan.world > 2:  # merged once, o is rounded once; merged more often, it is float32
+                o = o.to(wide(o.dtype))
+        elif not now.empty:
+            merge(o[:, :, now.rows], lse[:, :, now.rows], *attention(now))
+        if more:
+            k, v = exchange.wait()
+    return o.to(q.dtype), lse
+
+
+Piece = tuple[slice, slice, slice]  # some batch entries, heads of q, heads of k
+Shares = tuple[list[Tensor], list[Tensor]]  # [dq] of a hop's rows and [dk, dv] of its keys, or []
+ALL = slice(None)
+
+
+def backward(
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
+    seqlens_k: Tensor | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Return dq, dk, dv of this rank's part; None where not wanted. o and lse are of all keys."""
+    exchange, own = plan.exchange(k), (k, v)
+    k, v = k.contiguous(), v.contiguous()
+    wants_q, wants_kv = plan.wanted[0], any(plan.wanted[1:])
+
+    def share(now: Hop, piece: Piece = (ALL, ALL, ALL)) -> Shares:
+        """What the hop adds to the gradients, in float32."""
+        if now.empty:
+            return [], []
+        b, h, h_k = piece
+        lengths = None if seqlens_k is None else valid(seqlens_k[b], now.spans)
+        dq, dk, dv = plan.local.backward(
+            q[b, h, now.rows], k[b, h_k, now.keys], v[b, h_k, now.keys], o[b, h, now.rows],
+            lse[b, h, now.rows], do[b, h, now.rows], now.causal, lengths,
+            (wants_q, wants_kv, wants_kv),
+        )  # fmt: skip
+        return [dq] if wants_q else [], [dk, dv] if wants_kv else []
+
+    for step in range(plan.world - 1):
+        now = plan.hop(step)
+        if step == 0:  # all rows, and its own keys: the first of all shares
+            exchange.post([k, v], [plan.shape(1, k)] * 2)
+            dq, dkv = share(now)  # dkv: the sums of all ranks that have had these keys so far
+            k, v = exchange.wait()
+        else:  # K and V go on to the next hop; dK and dV of the last hop's keys follow to this one
+            following = [plan.shape(step, k)] * len(dkv)
+            exchange.post([k, v, *dkv], [plan.shape(step + 1, k)] * 2 + following)
+            dq_share, dkv_share = share(now)
+            k, v, *dkv = exchange.wait()
+            add(dq, (ALL, ALL, now.rows), dq_share)
+            add(dkv, (ALL, ALL, now.keys), dkv_share)
+            del dq_share, dkv_share  # before the next hop's are made
+    home = last_hop(plan, exchange, share, halves(q, k), dq, dkv, k, own)
+    none: list[Any] = [None, None]
+    totals = ([x.to(q.dtype) for x in dq] or none[:1]) + (home or none)
+    return tuple(x if want else None for x, want in zip(totals, plan.wanted, strict=True))
+
+
+def halves(q: Tensor, k: Tensor) -> list[Piece]:
+    """Two halves of the batch, or of a single entry's heads; or all, if that is one head."""
+    (B, H), Hk = q.shape[:2], k.shape[1]
+    if B > 1:
+        return [(each, ALL, ALL) for each in (slice(0, B // 2), slice(B // 2, B))]
+    group, middle = H // Hk, Hk // 2
+    cuts = [(0, middle), (middle, Hk)] if middle else [(0, Hk)]
+    return [(ALL, slice(a * group, b * group), slice(a, b)) for a, b in cuts]
+
+
+def last_hop(
+    plan: Plan, exchange: Exchange, share: Callable[[Hop, Piece], Shares], pieces: list[Piece],
+    dq: list[Tensor], dkv: list[Tensor], k: Tensor, own: tuple[Tensor, Tensor],
+) -> list[Tensor]:  # fmt: skip
+    """Compute the last hop, with the keys `k`, and bring home dk and dv of the keys in `own`.
+
+    What one piece adds up to goes home while the next is computed.
+    """
+    now = plan.hop(plan.world - 1)
+    home = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in own[: len(dkv)]]
+    sums: list[Tensor] = []  # of the piece before, on their way home
+    places: list[Tensor] = []  # there
+    for b, h, h_k in pieces:
+        if dkv:
+            shapes = [k[b, h_k].shape] * 2 + [x.shape for x in places]
+            exchange.post([x[b, h_k] for x in dkv] + sums, shapes)
+        dq_share, dkv_share = share(now, (b, h, h_k))
+        if dkv:
+            arrived = exchange.wait()
+            sums = arrived[:2]
+            keep(places, arrived[2:])
+            places = [x[b, h_k] for x in home]
+        add(dq, (b, h, now.rows), dq_share)
+        add(sums, (ALL, ALL, now.keys), dkv_share)
+    if dkv:
+        exchange.post(sums, [x.shape for x in places])
+        keep(places, exchange.wait())
+    return home
+
+
+def add(totals: list[Tensor], place: Piece, shares: list[Tensor]) -> None:
+    """Add to some batch entries, heads and rows or keys of (B, H, N, d) each."""
+    for total, x in zip(totals, shares, strict=False):  # no shares of a hop that sees nothing
+        total[place] += x
+
+
+def keep(places: list[Tensor], arrived: list[Tensor]) -> None:
+    """Copy what arrived: the next exchanges receive where it lies."""
+    for place, x in zip(places, arrived, strict=True):
+        place.copy_(x)
+
+
+class Ring(torch.autograd.Function):
+    """Ring attention as a node of torch's graph: it keeps this rank's q, k, v and o, and lse."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, *inputs: Any) -> Tensor:
+        q, k, v, seqlens_k = inputs
+        o, lse = forward(plan, q, k, v, seqlens_k)
+        ctx.save_for_backward(q, k, v, o, lse, seqlens_k)
+        ctx.plan = plan
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> Any:
+        *kept, seqlens_k = ctx.saved_tensors  # q, k, v, o, lse
+
+        def run(do: Tensor, *kept: Tensor) -> Any:
+            q, k, v, o, lse = kept
+            return backward(ctx.plan, q, k, v, o, lse, do, seqlens_k)
+
+        return None, *FirstDerivative.apply(STAGE, run, do, *kept), None
+
+
+def world_of(group: dist.ProcessGroup | None) -> int:
+    """How many ranks there are; 1 without a process group."""
+    if dist.is_available() and dist.is_initialized():
+        if (world := dist.get_world_size(group)) < 1:
+            raise wrong("group", "one that this process is not in", "one of its own, or None")
+        return world
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started > 1:  # each rank would see its own keys only, and nothing would say so
+        raise RuntimeError(
+            f"stage 10 (ring): {started} processes were started together (WORLD_SIZE), but there "
+            "is no process group: call torch.distributed.init_process_group first"
+        )
+    return 1
+
+
+def alone(q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | None) -> Tensor:
+    """Attention by the best stage for it; stage 3 computes half precision in float32."""
+    stage = best(q).stage
+    if stage is s03:
+        q, k, v, dtype = (*(x.to(wide(x.dtype)) for x in (q, k, v)), q.dtype)
+        return s03.attend(q, k, v, causal=causal, seqlens_k=seqlens_k).to(dtype)
+    out: Tensor = stage.attend(q, k, v, causal=causal, seqlens_k=seqlens_k)
+    return out
+
+
+@operators.untraced
+def over_ranks(q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, **asked: Any) -> Tensor:
+    """Ring attention over the ranks of a group; arguments as `make_plan`'s."""
+    plan = make_plan(STAGE, q, k, v, seqlens_k=seqlens_k, **asked)
+    out: Tensor = Ring.apply(plan, q, k, v, seqlens_k)
+    return out
+
+
+def ring(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None,
+    group: dist.ProcessGroup | None = None, zigzag: bool = True, overlap: bool = True,
+    copies: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Ring attention over `group` (None: all ranks), with the switches that measurements compare.
+
+    zigzag   whether parts are zigzag under a causal mask; else, and without a mask, contiguous
+    overlap  whether K and V travel while the rank computes
+    copies   'engine' or 'group' (copies.py); None: by engine where that is possible
+
+    Shapes and errors as `attend`.
+    """
+    q, k, v = autocast(q, k, v)
+    if world_of(group) == 1:
+        check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
+        return alone(q, k, v, causal, seqlens_k)
+    return over_ranks(
+        q, k, v, seqlens_k, causal=causal, group=group or dist.group.WORLD, zigzag=zigzag,
+        overlap=overlap, copies=copies,
+    )  # fmt: skip
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
+) -> Tensor:
+    """Exact attention that trains, over all ranks of the process group.
+
+    q (B, H, Nq, d), k and v (B, Hk, Nk, d) with Hk dividing H, any float dtype: this rank's parts,
+    as `shard` cuts them; `seqlens_k` (B,) int32: valid keys of the whole sequence, the same on all
+    ranks -> this rank's part of the output, (B, H, Nq, d) in q's dtype. With `causal` the whole
+    sequence has as many queries as keys. Without a process group, or with one rank, the parts are
+    the whole and the best stage of this machine computes it.
+
+    Raises ValueError on input that breaks the contract (stages/contract.py) or doesn't fit that of
+    other ranks, on all ranks in the same words; RuntimeError where a rank has ended or is silent
+    for longer than the process group's timeout, and where it is differentiated twice.
+    """
+    return ring(q, k, v, causal=causal, seqlens_k=seqlens_k)
+
+
+def shard(x: Tensor, *, causal: bool, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Return this rank's part of `x` (..., N, d), the same whole on all ranks: zigzag if `causal`.
+
+    Differentiable. Raises ValueError where there are fewer rows than ranks.
+    """
+    world = world_of(group)
+    if x.shape[-2] < world:
+        raise wrong("x", f"N = {x.shape[-2]} rows", f"at least {world}, one for each rank")
+    if world == 1:
+        return x
+    held = spans(x.shape[-2], world, causal)[dist.get_rank(group)]
+    return torch.cat([x[..., start:end, :] for start, end in held], dim=-2)
+
+
+def unshard(x: Tensor, *, causal: bool, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Return the whole (..., N, d) on each rank, of all ranks' parts `x`, as `shard` cut them.
+
+    No gradient passes through it.
+    """
+    world = world_of(group)
+    if world == 1:
+        return x
+    members: Any = group or dist.group.WORLD
+    kind = f"{(*x.shape[:-2], x.shape[-1])} of {dtype_name(x.dtype)}"
+    shared = {"call": "unshard", "x": kind, "causal": causal}
+    told = agree(members, shared, {"x": x.shape[-2]})
+    lengths = [each["x"] for each in told]
+    whole = x.new_empty((*x.shape[:-2], sum(lengths), x.shape[-1]))
+    for rank, held in enumerate(cut_as_told("x", told, causal)):
+        part = x.detach().contiguous()
+        if rank != dist.get_rank(members):
+            part = x.new_empty((*x.shape[:-2], lengths[rank], x.shape[-1]))
+        dist.broadcast(part, group_src=rank, group=members)
+        for start, end in held:
+            whole[..., start:end, :] = part[..., : end - start, :]
+            part = part[..., end - start :, :]
+    return whole

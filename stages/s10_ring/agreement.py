@@ -1,0 +1,165 @@
+"""What all ranks must know of each other before any of them sends: else none of them does.
+
+A rank that sends what its neighbour doesn't expect makes both wait for ever, or gives a wrong
+number. So each call begins with one message per rank through the group's store, the small server
+that torch.distributed's processes met at. That passes through CPUs alone, so that no rank waits for
+its GPU: three or four round trips, which a GPU that still has work doesn't notice. They can't be
+left out for what was agreed on before: another rank may call for something else now. The store
+answers W ranks with W messages each, which is little for the GPUs of a few hosts. Each rank then
+decides by the same list of messages, and what one rank finds wrong is raised by all.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import _get_process_group_store
+
+from stages.common.contract import Stage, StageUnavailable, wrong
+from stages.common.inputs import check_seqlens, dtype_name
+from stages.common.operators import wanted_of
+from stages.contract import check_inputs
+
+from . import copies as ways
+from .local import Local, best, wide
+from .schedule import Hop, Span, hop, length, spans
+
+calls: "WeakKeyDictionary[dist.ProcessGroup, itertools.count[int]]" = WeakKeyDictionary()
+Parts = list[tuple[Span, ...]]  # by rank
+
+
+class Plan(NamedTuple):
+    """What all ranks have agreed on for one call."""
+
+    group: dist.ProcessGroup
+    rank: int
+    q_spans: Parts
+    k_spans: Parts
+    causal: bool
+    overlap: bool
+    copies: str  # 'engine' or 'group'
+    wanted: tuple[bool, bool, bool]  # of which of q, k and v there will be gradients
+    local: Local
+
+    @property
+    def world(self) -> int:
+        return len(self.k_spans)
+
+    def hop(self, step: int) -> Hop:
+        """What this rank computes at hop `step`."""
+        return hop(self.rank, step, self.q_spans, self.k_spans, self.causal)
+
+    def shape(self, step: int, k: Tensor) -> tuple[int, ...]:
+        """The shape of the keys (B, Hk, Nk, d) that this rank has at hop `step`."""
+        owner = (self.rank - step) % self.world
+        return (*k.shape[:2], length(self.k_spans[owner]), k.shape[3])
+
+    def exchange(self, k: Tensor) -> ways.Exchange:
+        """How K and V travel and, where there will be gradients, dK and dV in float32."""
+        most = k[:, :, 0].numel() * max(map(length, self.k_spans))
+        needed = 2 * ways.aligned(most * k.element_size())
+        if any(self.wanted):  # in whole, or in two halves
+            needed += 2 * ways.aligned(most * wide(k.dtype).itemsize) + 2 * ways.ALIGNED
+        return ways.make_exchange(self.copies, self.overlap, self.group, k.device, needed)
+
+
+def make_plan(
+    stage: Stage, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, seqlens_k: Tensor | None,
+    group: dist.ProcessGroup, zigzag: bool, overlap: bool, copies: str | None,
+) -> Plan:  # fmt: skip
+    """Agree with the other ranks on one call. Raises the same ValueError on all of them."""
+    error = ""
+    shared: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    try:
+        check_inputs(stage, q, k, v, causal=causal)
+        check_inputs(best(q).stage.STAGE, q, k, v, causal=causal)
+        for name, x in (("zigzag", zigzag), ("overlap", overlap)):
+            if not isinstance(x, bool):
+                raise wrong(name, repr(x), "True or False")
+        if copies not in (None, "engine", "group"):
+            raise wrong("copies", repr(copies), "'engine', 'group' or None")
+        if seqlens_k is not None:
+            check_seqlens(seqlens_k, q.shape[0], torch.iinfo(torch.int32).max, q.device)
+        shared = {
+            "call": "attend",
+            "q": f"(B, H, d) = {(*q.shape[:2], q.shape[3])}, {dtype_name(q.dtype)}",
+            "device": q.device.type,
+            "k": f"{k.shape[1]} heads",
+            "causal": causal, "zigzag": zigzag, "overlap": overlap, "copies": copies,
+            # on a GPU the values stay unread: looking would wait for it at each call
+            "seqlens_k": seqlens_k.tolist() if seqlens_k is not None and not q.is_cuda else None,
+            "seqlens_k given": seqlens_k is not None,
+            "requires_grad of q, k, v": [wanted_of(x) for x in (q, k, v)],
+        }  # fmt: skip
+        own = {"q": q.shape[2], "k": k.shape[2], **ways.reach(q.device)}
+    except (ValueError, StageUnavailable) as found:
+        error = str(found)
+    told = agree(group, shared, own, error)
+    q_spans, k_spans = (cut_as_told(name, told, zigzag and causal) for name in ("q", "k"))
+    queries, keys = (sum(map(length, held)) for held in (q_spans, k_spans))
+    if causal and queries != keys:
+        raise wrong("causal", f"True, {queries} queries and {keys} keys in all", "as many of both")
+    if seqlens_k is not None and not q.is_cuda and max(shared["seqlens_k"]) > keys:
+        raise wrong("seqlens_k", shared["seqlens_k"], f"each in 0..{keys}, the number of all keys")
+    wants_q, wants_k, wants_v = shared["requires_grad of q, k, v"]
+    return Plan(
+        group, dist.get_rank(group), q_spans, k_spans, causal, overlap, ways.choose(copies, told),
+        (wants_q, wants_k, wants_v), best(q),
+    )  # fmt: skip
+
+
+def cut_as_told(name: str, told: list[dict[str, Any]], zigzag: bool) -> Parts:
+    """The spans of all ranks' parts, whose lengths they told. Raises ValueError for other parts."""
+    lengths = [each[name] for each in told]
+    parts = spans(sum(lengths), len(told), zigzag)
+    if lengths != (expected := [*map(length, parts)]):
+        raise wrong(name, f"{lengths} rows, by rank", f"{expected}, as shard cuts {sum(lengths)}")
+    return parts
+
+
+def agree(
+    group: dist.ProcessGroup, shared: Mapping[str, Any], own: Mapping[str, Any], error: str = ""
+) -> list[dict[str, Any]]:
+    """Tell all ranks `own`, and return what each of them told, by rank.
+
+    shared  what has to be the same on all ranks, by name
+    own     what may differ
+    error   what is wrong with this rank's arguments
+
+    All of it as JSON has it. Raises ValueError where a rank has an error or `shared` differs, in
+    the same words on every rank; RuntimeError that names those which don't answer in time.
+    """
+    store, rank, world = _get_process_group_store(group), dist.get_rank(group), group.size()
+    call = next(calls.setdefault(group, itertools.count()))
+    keys = [f"ring/{call}/{r}" for r in range(world)]
+    try:
+        store.set(keys[rank], json.dumps([error, dict(shared), dict(own)]))
+        told = [json.loads(x) for x in store.multi_get(keys)]
+        if call:  # all have sent this one, and so have read the last one
+            store.delete_key(f"ring/{call - 1}/{rank}")
+    except dist.DistError as failed:
+        raise RuntimeError(f"ring attention: {who_is_missing(store, keys)} ({failed})") from failed
+    for r, (found, _, _) in enumerate(told):
+        if found:
+            raise ValueError(f"rank {r} of {world}: {found}")
+    for name in shared:
+        values = [each.get(name) for _, each, _ in told]
+        if any(value != values[0] for value in values):
+            by_rank = ", ".join(f"{value} on rank {r}" for r, value in enumerate(values))
+            raise wrong(name, by_rank, "the same on all ranks")
+    return [each for _, _, each in told]
+
+
+def who_is_missing(store: dist.Store, keys: list[str]) -> str:
+    """Which ranks have sent no message, in words."""
+    try:
+        missing = [str(r) for r, key in enumerate(keys) if not store.check([key])]
+    except dist.DistError:
+        return "the group's store is gone: the process that keeps it, often rank 0, has ended"
+    return f"no answer from rank {', '.join(missing)}: it has ended, or does something else"

@@ -1,0 +1,155 @@
+"""Several ranks measured as one stage: what is right, what fails, and what a failure costs."""
+
+import re
+from pathlib import Path
+
+import pytest
+from made_up import make_cell, problem
+from stage_files import Table
+
+from harness.isolation import ranks
+from harness.isolation.child import ChildFailed
+from harness.isolation.fork_server import server_pid
+from harness.isolation.judge import Judge
+from harness.isolation.messages import Checked, Out
+from harness.isolation.processes import descendants
+from harness.isolation.roster import describe_files
+from harness.measures.samples import Sampled
+from harness.problems.ring_cost import sent_bytes
+from harness.runs import process
+from harness.runs.comparison import compare, make_record, note_one_gpu
+from harness.runs.plan import Cell, Comparison, Limits
+
+STAGES = Table(Path(__file__).parents[1] / "ranks.toml")
+BUDGET = 4.0  # seconds of a call: only the stage that hangs takes them
+
+
+def outcomes(folder, names, given):
+    """name -> the outcome of each of the stages `names` of ranks.toml, measured in turns."""
+    stages = describe_files([STAGES.write(folder, name) for name in names])
+    cells = [Cell(stage, given, paired=True) for stage in stages]
+    with Judge(given) as judge:
+        found = compare(Comparison(cells, Limits(budget=BUDGET, warmup=1, rounds=2)), judge)
+    return {outcome.stage.name: outcome for outcome in found}
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
+    """The outcomes of all of ranks.toml but `counts` on three ranks, in one comparison."""
+    names = [name for name in STAGES.entries if name != "counts"]
+    given = problem(h=2, nq=48, nk=48, d=8, causal=True, world=3)
+    patience, ranks.PATIENCE = ranks.PATIENCE, 3.0
+    yield outcomes(tmp_path_factory.mktemp("ranks"), names, given)
+    ranks.PATIENCE = patience
+
+
+# name -> status, and what the reason says
+ENDS = {
+    "own_keys": ("wrong", "max error"),
+    "one_number": ("wrong", "max error"),
+    "dies": ("crashed", "^rank 2: its process ended .exit code 3."),
+    "dies_in_turns": ("crashed", "^rank [12]: its process ended .exit code 3."),
+    "hangs": ("timeout", "^rank 1: took more than its budget of 4 s"),
+    "no_memory": ("out-of-memory", "^rank 1: MemoryError: no room"),
+    "refuses": ("skipped", "^ValueError: N: got another one"),
+    "stale": ("wrong", "after v changed is not the new v's"),
+    "hurries": ("wrong", "of a call that was timed is not that call's own"),
+    "right": ("ok", process.SHARED_CORES),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_rank_that_fails_ends_all_and_is_named_and_others_are_measured_all_the_same(failed, name):
+    record = make_record(failed[name], paired=True)
+    status, reason = ENDS[name]
+    assert record["status"] == status and re.search(reason, record["reason"]), record["reason"]
+    assert record["world"] == 3 and record["time_ms"] is None
+
+
+def test_nothing_is_left_running(failed):
+    assert descendants(server_pid()) == set()
+
+
+@pytest.mark.parametrize("direction", ["fwd", "train"])
+def test_the_bytes_are_those_that_stage_10_sends(tmp_path, direction):
+    given = problem(h=2, hk=1, nq=48, nk=48, d=8, causal=True, world=3, direction=direction)
+    outcome = outcomes(tmp_path, ["counts"], given)["counts"]
+    assert outcome.status == "ok", outcome.reason
+    first = outcome.printed.split("call")[1]  # the first rank's; the link is measured after it
+    sent = [int(size) for size in re.findall(r"sent (\d+)\.", first)]
+    assert sum(sent[: sent.index(ranks.LINK_BYTES["cpu"])]) == sent_bytes(given, "ring")
+
+
+class Saying:
+    """A session whose child says one thing, or nothing; `ended` is whether it was ended."""
+
+    def __init__(self, message):
+        self.message, self.ended = message, False
+
+    def next_message(self, *_):
+        return self.message
+
+    def end(self):
+        self.ended = True
+
+
+CHECKED = Checked(1.0, 2.0, None, None, None, None, interpreted=False)
+REFUSED = Out("crashed", "no", refused=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds", "reason"),
+    [([CHECKED, Out("crashed", "so", refused=False)], 9.0, "rank 1: so"),
+     # its time was over: it had waited for another, which was only late
+     ([CHECKED, Out("crashed", "so", refused=False)], 0.0, "rank 1: so"),
+     ([Out("crashed", "gave up", refused=False), None], 0.0, "rank 1: late"),
+     ([None, None], 0.0, "ranks 0, 1: late"),
+     ([REFUSED, CHECKED], 9.0, "rank 0: no")],
+)  # fmt: skip
+def test_who_is_named_where_ranks_answer_differently(monkeypatch, said, seconds, reason):
+    monkeypatch.setattr(ranks, "PATIENCE", 0.1)
+    together = ranks.Ranks(print, [], 0, 0.0)
+    together.sessions = [Saying(message) for message in said]
+    with pytest.raises(ChildFailed, match=f"^{reason}$"):
+        together.receive(Checked, Out, seconds=seconds, late="late")
+    assert all(session.ended for session in together.sessions)
+
+
+def test_what_all_ranks_refuse_ends_none():
+    for message in (REFUSED, Out("skipped", "no", refused=False)):
+        together = ranks.Ranks(print, [], 0, 0.0)
+        together.sessions = [Saying(message), Saying(message)]
+        assert together.receive(Out, seconds=9.0, late="late") == message
+        assert not together.sessions[0].ended
+
+
+def test_the_slowest_rank_and_the_largest_peak_count():
+    answers = [
+        Checked(1.0, 2.0, peak, "cuda-allocator", None, None, interpreted=False)
+        for peak in (5, 7, 6)
+    ]
+    assert ranks.largest(answers).peak_bytes == 7
+    late = ranks.largest([Sampled(1.0, late=True), Sampled(3.0)])
+    assert (late.time_ms, late.late) == (3.0, True)
+
+
+def test_one_gpu_is_what_others_are_compared_with():
+    records = [make_cell(10, "ring", world=2, time_ms=2.0), make_cell(116, "one_gpu", time_ms=3.0)]
+    note_one_gpu(records)
+    assert [record["x_one_gpu"] for record in records] == [1.5, None]
+    note_one_gpu(records[:1])
+    assert records[0]["x_one_gpu"] is None
+
+
+@pytest.mark.parametrize(
+    ("card", "ms", "says"),
+    [("NVIDIA H200", 0.14, "1964 TFLOP/s, and 1 x NVIDIA H200 does 989 at most"),
+     ("NVIDIA H200", 0.28, ""), ("a card", 1e-3, "")],
+)  # fmt: skip
+def test_a_time_that_no_gpu_can_reach_is_wrong(monkeypatch, card, ms, says):
+    monkeypatch.setattr(process, "card", lambda: card)
+    half = {"dtype": "bfloat16", "precision": "bfloat16", "device": "cuda"}
+    given = problem(h=16, d=128, nq=8192, nk=8192, causal=True, **half)
+    said = process.faster_than_possible(given, ms)
+    assert says in said and bool(said) == bool(says)
+    assert not process.faster_than_possible(problem(world=2), 1e-9)  # a CPU's peak isn't known

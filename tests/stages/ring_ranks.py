@@ -1,0 +1,296 @@
+"""Processes that are the ranks of a ring, started once and asked many times.
+
+They come from a server that has torch imported, which saves two seconds for each.
+"""
+
+import multiprocessing
+import os
+import traceback
+import weakref
+from datetime import timedelta
+from unittest.mock import patch
+
+import fake_engine
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_process_group_store
+
+import stages
+from harness.problems.directions import make_output_gradient
+from harness.problems.inputs import make_inputs
+from stages import s10_ring
+from stages.s10_ring import agreement, copies, local
+
+TIMEOUT = timedelta(seconds=60)  # of the process group
+PATIENCE = 120.0  # seconds for an answer; only a hang takes so long
+
+
+class RankFailed(Exception):
+    """What a rank raised: the name of its type, its text, and where; or that the rank ended."""
+
+
+class Ranks:
+    """`world` processes in a process group; with NCCL, a GPU each."""
+
+    def __init__(self, world, backend="gloo"):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["stages.s10_ring", "harness.problems.inputs"])
+        # kept by this process, so that it outlives every rank
+        self.store = dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT
+        )
+        self.processes, self.links = [], []
+        for rank in range(world):
+            link, theirs = context.Pipe()
+            given = theirs, rank, world, self.store.port, backend
+            self.processes.append(context.Process(target=serve, args=given, daemon=True))
+            self.processes[-1].start()
+            theirs.close()
+            self.links.append(link)
+
+    def all(self, task, *arguments, ranks=None):
+        """What `task(*arguments)` returns on each of the first `ranks`; RankFailed for an error."""
+        links = self.links[:ranks]
+        for link in links:
+            link.send((task, arguments))
+        found = []
+        for rank, link in enumerate(links):
+            try:
+                assert link.poll(PATIENCE), f"rank {rank} hangs in {task.__name__}"
+                found.append(link.recv())
+            except EOFError:
+                found.append(RankFailed("ended", ""))
+        return found
+
+    def one(self, task, *arguments, ranks=None):
+        """What rank 0 returns; raises the first error of any rank."""
+        found = self.all(task, *arguments, ranks=ranks)
+        for each in found:
+            if isinstance(each, RankFailed):
+                raise each
+        return found[0]
+
+    def end(self):
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def serve(link, rank, world, port, backend):
+    """A rank: answers one task after the other."""
+    torch.set_num_threads(1)
+    if "nccl" in backend:
+        torch.cuda.set_device(rank)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+    for members in range(1, world):  # groups of the first ranks
+        GROUPS[members] = dist.new_group(range(members), timeout=TIMEOUT)
+    GROUPS[world] = dist.group.WORLD
+    while True:
+        try:
+            task, arguments = link.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            answer = task(*arguments)
+        except Exception as error:
+            answer = RankFailed(type(error).__name__, str(error), traceback.format_exc())
+        link.send(answer)
+
+
+GROUPS = {}  # number of ranks -> their group, in a rank
+
+
+def stage_7(q):
+    """Its kernels, which are interpreted here, in place of local.best."""
+    s07 = stages.by_number(7)
+    return local.in_triton(s07, s07.launch)
+
+
+# ---- tasks: what a rank does, and answers
+
+
+def parts_of(problem, ring, group, zigzag, dtype=None):
+    """This rank's q, k, v and dO of a problem."""
+    made = *make_inputs(problem), make_output_gradient(problem)
+    if dtype is not None:
+        made = [x.to(getattr(torch, dtype)) for x in made]
+    return [ring.shard(x, causal=problem.causal and zigzag, group=group) for x in made]
+
+
+def run(problem, world, options):
+    """All outputs of a problem, put together: o and, where they are asked for, the gradients.
+
+    options  of `ring`; `stage`, the folder of another one; `dtype`, instead of the problem's;
+             `interpreted`, for stage 7's kernels as the attention of each rank
+    """
+    options = dict(options)
+    if options.pop("interpreted", False):
+        with patch.object(agreement, "best", stage_7):
+            return run(problem, world, options)
+    stage, dtype = options.pop("stage", None), options.pop("dtype", None)
+    ring, group = s10_ring if stage is None else stages.load(stage), GROUPS[world]
+    zigzag, trains = options.get("zigzag", True), problem.direction == "train"
+    if problem.seqlens_k is not None:
+        lengths = torch.tensor(problem.seqlens_k, dtype=torch.int32, device=problem.device)
+        options["seqlens_k"] = lengths
+    *inputs, dO = parts_of(problem, ring, group, zigzag, dtype)
+    leaves = [x.clone().requires_grad_(trains) for x in inputs]
+    o = ring.ring(*leaves, causal=problem.causal, group=group, **options)
+    found = [o, *(torch.autograd.grad(o, leaves, dO) if trains else ())]
+    for x, like in zip(found, [leaves[0], *leaves], strict=False):
+        assert (x.shape, x.dtype) == (like.shape, like.dtype)
+    assert all(map(torch.equal, leaves, inputs)), "an input was written to"
+    in_order = problem.causal and zigzag
+    whole = (ring.unshard(x, causal=in_order, group=group) for x in found)
+    return [x.detach().double().cpu().numpy() for x in whole]
+
+
+def run_by_engine(problems, world, folder, late):
+    """What `run` gives of each problem, in turn, by a copy engine that is made up."""
+    with fake_engine.engine(folder, late):
+        return [run(each, world, {"copies": "engine"}) for each in problems]
+
+
+def attends(problem):
+    """Whether attend, which is given no group, computes what the ring of all ranks does."""
+    q, k, v, _ = parts_of(problem, s10_ring, None, True)
+    o = s10_ring.attend(q, k, v, causal=True)
+    return torch.equal(o, s10_ring.ring(q, k, v, causal=True, group=dist.group.WORLD))
+
+
+def most_held(problem, world):
+    """pass -> how much of what was received there is at once, the most, in parts of keys."""
+    plain, alive, most = copies.ByGroup.post, weakref.WeakSet(), {}
+    now = ["forward"]
+
+    def post(self, *arguments):
+        plain(self, *arguments)
+        alive.update(self.incoming)
+        held = sum(x.numel() for x in alive) / leaves[1].numel()
+        most[now[0]] = max(most.get(now[0], 0), held)
+
+    copies.ByGroup.post = post
+    try:
+        *leaves, dO = parts_of(problem, s10_ring, GROUPS[world], True)
+        leaves = [x.requires_grad_() for x in leaves]
+        o = s10_ring.ring(*leaves, causal=True, group=GROUPS[world])
+        now[0] = "backward"
+        o.backward(dO)
+    finally:
+        copies.ByGroup.post = plain
+    return most
+
+
+def refused(case, where, world):
+    """What is raised, its type and text, where some ranks give another input than the others."""
+    group = GROUPS[world]
+    q, k, v = (s10_ring.shard(torch.ones(2, 2, 24, 16), causal=True, group=group) for _ in "qkv")
+    options = {"causal": True, "group": group}
+    changed = {
+        "d": {"k": k[..., :8]},
+        "no tensor": {"k": None},
+        "dtype": {"q": q.double(), "k": k.double(), "v": v.double()},
+        "heads": {"q": q[:, :1], "k": k[:, :1], "v": v[:, :1]},
+        "causal": {"causal": False},
+        "overlap": {"overlap": False},
+        "gradients": {"k": k.clone().requires_grad_()},
+        "rows": {"q": torch.ones(2, 2, 10, 16)},
+        "keys": {"k": k[:, :, ::2], "v": v[:, :, ::2]},
+        "engine": {"copies": "engine"},
+        "copies": {"copies": "nvlink"},
+        "zigzag": {"zigzag": 1},
+        "lengths": {"seqlens_k": torch.tensor([25, 1], dtype=torch.int32)},
+        "other lengths": {"seqlens_k": torch.tensor([24, 1], dtype=torch.int32)},
+    }
+    given = {"q": q, "k": k, "v": v} | options
+    if dist.get_rank() in where:
+        given |= changed.get(case, {})
+    try:
+        if case == "another call" and dist.get_rank() in where:
+            return s10_ring.unshard(q, causal=True, group=group).shape
+        return s10_ring.ring(**given).shape
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+def shard(problem):
+    """This rank's part of a problem's q."""
+    return parts_of(problem, s10_ring, None, True)[0].shape
+
+
+def twice(problem, world):
+    """A gradient of a gradient."""
+    *leaves, dO = parts_of(problem, s10_ring, GROUPS[world], True)
+    leaves = [x.requires_grad_() for x in leaves]
+    o = s10_ring.ring(*leaves, causal=True, group=GROUPS[world])
+    [dq] = torch.autograd.grad(o, leaves[:1], dO, create_graph=True)
+    return torch.autograd.grad(dq.sum(), leaves[:1])
+
+
+def ends(problem, when):
+    """Two calls of the ring of all ranks. Rank 1 ends before the first, or amid it."""
+    _get_process_group_store(dist.group.WORLD).set_timeout(timedelta(seconds=2))
+    q, k, v, _ = parts_of(problem, s10_ring, None, True)
+    plain, posted = copies.ByGroup.post, []
+
+    def post(self, *arguments):
+        posted.append(self)
+        if len(posted) == 2:
+            os._exit(1)
+        plain(self, *arguments)
+
+    if dist.get_rank() == 1:
+        if when == "before":
+            os._exit(1)
+        copies.ByGroup.post = post
+    # a rank that has got all it needs has an output of the first call
+    return [s10_ring.attend(q, k, v, causal=True).shape for _ in range(2)]
+
+
+# ---- on GPUs
+
+
+def chosen(problem):
+    """How K and V travel where nobody says how."""
+    q, k, v, _ = parts_of(problem, s10_ring, None, True)
+    return s10_ring.make_plan(
+        s10_ring.STAGE, q, k, v, causal=problem.causal, seqlens_k=None, group=dist.group.WORLD,
+        zigzag=True, overlap=True, copies=None,
+    ).copies  # fmt: skip
+
+
+def repeats(problem, how, launches):
+    """How often o, dk and dv differ from those of the first launch, beside copies between GPUs."""
+    *leaves, dO = parts_of(problem, s10_ring, dist.group.WORLD, True)
+    leaves = [x.clone().requires_grad_() for x in leaves]
+    noise, stream = torch.empty(1 << 26, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
+    elsewhere = noise.to(f"cuda:{1 - dist.get_rank()}")
+    first, differ = None, [0, 0, 0]
+    for _ in range(launches):
+        with torch.cuda.stream(stream):
+            elsewhere.copy_(noise, non_blocking=True)
+            noise.copy_(elsewhere, non_blocking=True)
+        o = s10_ring.ring(*leaves, causal=problem.causal, copies=how)
+        _, dk, dv = torch.autograd.grad(o, leaves, dO)
+        found = [x.detach().clone() for x in (o, dk, dv)]
+        first = first or found
+        for i, (x, y) in enumerate(zip(found, first, strict=True)):
+            differ[i] += not torch.equal(x, y)
+    return differ
+
+
+def merges_alike():
+    """Whether the kernel merges as torch's operations do, but for rounding."""
+    from stages.s10_ring import merge_kernel
+    from stages.s10_ring.merge import merge
+
+    generator = torch.Generator().manual_seed(0)
+    o, part = torch.randn(2, 2, 3, 300, 72, generator=generator)
+    lse, part_lse = torch.randn(2, 2, 3, 300, generator=generator) * 20
+    kernel = [x.cuda() for x in (o, lse, part, part_lse)]
+    merge(o, lse, part, part_lse)
+    merge_kernel.launch(*kernel)
+    u = torch.finfo(torch.float32).eps
+    same = (kernel[0].cpu() - o).abs().max() <= 64 * u * 20 * o.abs().max()
+    return bool(same and (kernel[1].cpu() - lse).abs().max() <= 4 * u * lse.abs().max())

@@ -1,0 +1,375 @@
+"""Stage 10: ring attention, on processes that exchange tensors by gloo.
+
+Held to the project's own rule, against stage 3 in float64 on the whole sequence. What it does alone
+is asked in test_problems.py and the others about all stages.
+"""
+
+import itertools
+import math
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import ring_ranks
+import torch
+from ring_ranks import RankFailed, Ranks
+from stage_checks import attend, normal
+
+import stages
+from course.edits import write_changed
+from harness.measures.accuracy import explain
+from harness.measures.oracle import make_oracles
+from harness.problems.problem import Problem
+from stages import s10_ring
+from stages.common.machine import has_module
+from stages.s10_ring.merge import merge
+from stages.s10_ring.schedule import hop, length, spans
+
+MUTANTS = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text("utf-8"))["10"]
+WORLDS = (2, 3, 4)
+CAUSAL = pytest.mark.parametrize("causal", [False, True])
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Four ranks, of which a test may use the first ones."""
+    ranks = Ranks(max(WORLDS))
+    yield ranks
+    ranks.end()
+
+
+def problem(n=24, **fields):
+    """A small problem in both directions."""
+    nk = fields.pop("nk", n)
+    defaults = {
+        "inputs": "normal", "seed": 1, "b": 2, "h": 4, "hk": 4, "nq": n, "nk": nk, "d": 16,
+        "dtype": "float32", "causal": True, "seqlens_k": None, "device": "cpu",
+        "direction": "train",
+    }  # fmt: skip
+    fields = defaults | fields
+    dtype = fields["dtype"]
+    return Problem(precision="ieee" if dtype == "float32" else dtype, **fields)
+
+
+def check(ranks, asked, world, **options):
+    """Raise unless a ring of `world` ranks is right in a problem."""
+    found = ranks.one(ring_ranks.run, asked, world, options, ranks=world)
+    for x, (name, oracle) in zip(found, make_oracles(asked).items(), strict=True):
+        error = oracle.error(torch.from_numpy(x))
+        assert error.within(oracle.bound), f"{name}, {world} ranks: {explain(error, oracle.bound)}"
+
+
+# ---- who computes what
+
+LENGTHS = (1, 2, 3, 7, 8, 24, 29)
+
+
+def pairs(n, world, zigzag, causal):
+    """(rank, step) -> the pairs of a query and a key, by position, that it computes."""
+    parts = spans(n, world, zigzag)
+    held = [[i for start, end in part for i in range(start, end)] for part in parts]
+    found = {}
+    for rank, step in itertools.product(range(world), repeat=2):
+        now = hop(rank, step, parts, parts, causal)
+        rows, keys = held[rank][now.rows], held[now.owner][now.keys]
+        assert now.owner == (rank - step) % world
+        assert [i for start, end in now.spans for i in range(start, end)] == keys
+        assert now.empty == (not rows or not keys)
+        shift = len(keys) - len(rows) if now.causal else len(keys)  # as the contract has `causal`
+        found[rank, step] = [
+            (i, j) for a, i in enumerate(rows) for b, j in enumerate(keys) if b <= a + shift
+        ]
+    return found
+
+
+@CAUSAL
+@pytest.mark.parametrize("zigzag", [False, True])
+def test_every_pair_that_is_seen_is_computed_once(causal, zigzag):
+    for world, n in itertools.product(range(1, 7), LENGTHS):
+        found = list(itertools.chain(*pairs(n, world, zigzag and causal, causal).values()))
+        seen = [(i, j) for i in range(n) for j in range(n) if j <= i or not causal]
+        assert sorted(found) == seen, (world, n)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_with_zigzag_no_rank_waits_for_another(world):
+    n, chunk = 6 * world, 3
+    work = {at: len(found) for at, found in pairs(n, world, True, True).items()}
+    for step in range(world):
+        # its own triangle, then a rectangle of two chunks of rows, or of keys
+        each = chunk * (2 * chunk + 1) if step == 0 else 2 * chunk * chunk
+        assert {work[rank, step] for rank in range(world)} == {each}
+    plain = {at: len(found) for at, found in pairs(n, world, False, True).items()}
+    busy = [sum(plain[rank, step] > 0 for step in range(world)) for rank in range(world)]
+    assert busy == [*range(1, world + 1)]  # the first one waits after its own block
+
+
+def test_parts_of_all_ranks_are_the_sequence():
+    for world, n, zigzag in itertools.product(range(1, 7), LENGTHS, (False, True)):
+        parts = spans(n, world, zigzag)
+        assert sorted(i for part in parts for span in part for i in range(*span)) == [*range(n)]
+        assert max(map(length, parts)) - min(map(length, parts)) <= 1
+        assert n < world or min(map(length, parts)) > 0
+        assert all([*part] == sorted(part) for part in parts)  # a triangle needs them ascending
+
+
+# ---- the merge
+
+
+def in_parts(s, v, cuts):
+    """(o, lse in base 2) of each part of the keys, from all scores s (1, 1, N, Nk) in float64."""
+    for start, end in itertools.pairwise(cuts):
+        part = s[..., start:end]
+        lse = torch.logsumexp(part, -1)
+        p = torch.exp(part - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
+        yield p @ v[:, :, start:end], lse / math.log(2)
+
+
+def merged(merge, s, v, cuts, dtype=torch.float32):
+    (o, lse), *parts = [(o.to(dtype), lse.float()) for o, lse in in_parts(s, v, cuts)]
+    for part, part_lse in parts:
+        merge(o, lse, part, part_lse)
+    return o, lse
+
+
+@pytest.fixture(params=["torch", "kernel"])
+def merging(request):
+    if request.param == "torch":
+        return merge
+    pytest.importorskip("triton")
+    from stages.s10_ring import merge_kernel
+
+    return merge_kernel.launch
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e2, 1e4])
+def test_parts_that_are_merged_are_the_whole(merging, spread):
+    """Whatever the scores: exp(1e4) is far beyond float32, and its inverse, too."""
+    q, k, v, _ = normal((1, 2, 7, 40, 8), 0, torch.float64)
+    s = q @ k.mT * spread
+    s[:, :, 0, :10] = -math.inf  # the first part has nothing for this row
+    s[:, :, 1, 10:] = -math.inf  # only the first part has something for this one
+    s[:, :, 2] = -math.inf  # nobody has
+    o, lse = merged(merging, s, v, (0, 10, 13, 40))
+    want = torch.logsumexp(s, -1) / math.log(2)
+    assert (o[:, :, 2] == 0).all() and (lse[:, :, 2] == -math.inf).all()
+    rows = [0, 1, 3, 4, 5, 6]
+    u = torch.finfo(torch.float32).eps
+    bound = 16 * u * (1 + want[:, :, rows].abs().max())  # a weight is off by as much as lse is
+    assert ((lse[:, :, rows] - want[:, :, rows]).abs() <= bound).all()
+    truth = torch.softmax(s[:, :, rows], -1) @ v
+    assert ((o[:, :, rows] - truth).abs() <= bound * v.abs().max()).all()
+
+
+def test_what_has_no_weight_may_be_anything(merging):
+    o, part = torch.ones(1, 1, 2, 4), torch.full((1, 1, 2, 4), math.nan)
+    lse, none = torch.zeros(1, 1, 2), torch.full((1, 1, 2), -math.inf)
+    merging(o, lse, part, none)
+    assert (o == 1).all() and (lse == 0).all()
+    merging(part, none, o, lse)
+    assert (part == 1).all() and (none == 0).all()
+
+
+# ---- right, on two to four ranks
+
+CASES = [
+    {"n": 24},
+    {"n": 24, "causal": False},
+    {"n": 37, "hk": 2},  # divided by no number of chunks; two query heads to a key head
+    {"n": 37, "hk": 1, "causal": False, "nk": 61},  # cross attention
+    {"n": 5, "d": 5},  # fewer than chunks
+    {"n": 31, "seqlens_k": (31, 3)},
+    {"n": 31, "seqlens_k": (0, 17), "causal": False},
+    {"n": 64, "inputs": "peaky", "b": 1},
+    {"n": 29, "inputs": "peaky", "causal": False, "dtype": "bfloat16"},
+    {"n": 40, "dtype": "float16", "hk": 2},
+    {"n": 33, "dtype": "float64"},
+]
+SWITCHES = [{}, {"zigzag": False}, {"overlap": False}, {"zigzag": False, "overlap": False}]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_the_error_is_within_the_bound(ranks, case, world):
+    for switches in SWITCHES if case < 3 else SWITCHES[:1]:
+        check(ranks, problem(**CASES[case]), world, **switches)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@CAUSAL
+def test_half_precision_is_rounded_once_however_many_ranks(ranks, dtype, causal):
+    """What is between two hops is not."""
+    check_rounded_once(ranks, dtype, causal, WORLDS)
+
+
+@CAUSAL
+def test_the_error_does_not_grow_with_the_ranks(ranks, causal):
+    """All are within one bound, which knows no number of ranks: float32's own, of one rank."""
+    asked = problem(96, causal=causal, b=1)
+    for world in (1, *WORLDS):
+        check(ranks, asked, world)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_copy_engine_gives_the_bits_of_the_group(ranks, world, late, tmp_path):
+    """On memory that is made up; tests/gpu/test_ring_on_gpus.py has the real one."""
+    asked = [
+        problem(24), problem(37, hk=2, dtype="float16"), problem(24, causal=False, direction="fwd"),
+        problem(70, causal=False), problem(24),
+    ]  # fmt: skip
+    found = ranks.one(ring_ranks.run_by_engine, asked, world, str(tmp_path), late, ranks=world)
+    for each, outputs in zip(asked, found, strict=True):
+        same = ranks.one(ring_ranks.run, each, world, {}, ranks=world)
+        assert all((x == y).all() for x, y in zip(outputs, same, strict=True))
+
+
+@pytest.mark.skipif(not has_module("triton"), reason="no triton")
+@CAUSAL
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
+def test_kernels_are_given_the_lse_and_the_output_of_all_keys(ranks, dtype, causal):
+    """Stage 7's, as on a GPU; their float32 gradients are summed."""
+    lengths = {"seqlens_k": (20, 0)} if not causal else {}
+    asked = problem(24, dtype=dtype, causal=causal, h=2, hk=1, **lengths)
+    check(ranks, asked, 2, interpreted=True)
+    check(ranks, asked, 3, interpreted=True)
+
+
+@pytest.mark.skipif(not has_module("triton"), reason="no triton")
+def test_gradients_that_are_left_in_float32_round_to_those_of_stage_7():
+    s07 = stages.by_number(7)
+    q, k, v, dO = normal((1, 2, 20, 33, 16), 0, torch.float16)
+    o, lse = s07.PASSES.forward_with_lse(q, k, v, True, None)
+    every = True, True, True
+    narrow = s07.launch(q, k, v, o, lse, dO, True, None, every)
+    wide = s07.launch(q, k, v, o, lse, dO, True, None, every, wide=True)
+    assert all(x.dtype == torch.float32 for x in wide)
+    assert all(torch.equal(x.half(), y) for x, y in zip(wide, narrow, strict=True))
+
+
+def test_attend_takes_all_ranks(ranks):
+    assert ranks.all(ring_ranks.attends, problem(24)) == [True] * 4
+
+
+def test_what_is_held_does_not_grow_with_the_ranks(ranks):
+    """Of what was received: two hops' keys and values at once; two hops' gradients of them, too."""
+    for world in WORLDS:
+        held = ranks.one(ring_ranks.most_held, problem(24), world, ranks=world)
+        assert held["forward"] <= 2 * 2 and held["backward"] <= 2 * 4, world
+
+
+# ---- refused, by all ranks alike
+
+REFUSED = {  # what is wrong -> on which ranks, what all say
+    "d": ([1], "rank 1 of 3: k: got head dimension d = 8, expected q's 16"),
+    "no tensor": ([2], "rank 2 of 3: k: got NoneType"),
+    "dtype": ([0], r"q: got .*float64 on rank 0, .*float32 on rank 1.* the same on all ranks"),
+    "heads": ([1], "q: got "),
+    "causal": ([2], "causal: got True on rank 0, True on rank 1, False on rank 2"),
+    "overlap": ([2], "overlap: got True on rank 0"),
+    "gradients": ([1], "requires_grad of q, k, v: got .*true|requires_grad of q, k, v: got .*True"),
+    "rows": ([0], r"q: got \[10, 8, 8\] rows, by rank, expected \[9, 9, 8\], as shard cuts 26"),
+    "keys": ([0, 1, 2], "causal: got True, 24 queries and 12 keys in all, expected as many"),
+    "engine": ([0, 1, 2], "copies: got 'engine', expected 'group' or None"),
+    "copies": ([0, 1], "rank 0 of 3: copies: got 'nvlink'"),
+    "zigzag": ([1], "rank 1 of 3: zigzag: got 1, expected True or False"),
+    "lengths": ([0, 1, 2], r"seqlens_k: got \[25, 1\], expected each in 0..24, the number of all"),
+    "another call": ([1], "call: got attend on rank 0, unshard on rank 1, attend on rank 2"),
+    "other lengths": ([0], r"seqlens_k: got \[24, 1\] on rank 0, None on rank 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_of_any_rank_is_refused_by_all_in_the_same_words(ranks, case):
+    where, words = REFUSED[case]
+    said = ranks.all(ring_ranks.refused, case, where, 3, ranks=3)
+    assert len(set(said)) == 1, said
+    kind, text = said[0]
+    assert kind == "ValueError" and re.search(words, text), said[0]
+
+
+def test_a_ring_goes_on_after_a_refusal(ranks):
+    ranks.all(ring_ranks.refused, "causal", [2], 3, ranks=3)
+    check(ranks, problem(24), 3)
+
+
+def test_a_sequence_shorter_than_the_ring_is_refused(ranks):
+    for failed in ranks.all(ring_ranks.shard, problem(3)):
+        assert failed.args[0] == "ValueError"
+        assert failed.args[1] == "x: got N = 3 rows, expected at least 4, one for each rank"
+
+
+def test_a_gradient_of_a_gradient_is_refused(ranks):
+    for said in ranks.all(ring_ranks.twice, problem(24), 2, ranks=2):
+        assert said.args[0] == "RuntimeError" and "differentiated twice" in said.args[1]
+
+
+def test_processes_without_a_group_are_refused(monkeypatch):
+    """Each would see its own keys only: a smooth loss, and more speed than there can be."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match=r"no process group: call .*init_process_group"):
+        attend(s10_ring, *normal((1, 1, 4, 4, 8), 0)[:3])
+
+
+# ---- a rank that ends
+
+
+@pytest.mark.parametrize(("when", "words"), [
+    pytest.param("before", r"no answer from rank .*1\b.*: it has ended", marks=pytest.mark.slow),
+    ("amid", "rank 2 lost rank 1, which it receives from"),
+])  # fmt: skip
+def test_a_rank_that_ends_ends_the_others_which_name_it(when, words):
+    ranks = Ranks(3)
+    try:
+        said = ranks.all(ring_ranks.ends, problem(24), when)
+    finally:
+        ranks.end()
+    assert [x.args[0] for x in said] == ["RuntimeError", "ended", "RuntimeError"]
+    assert re.search(words, said[2].args[1]), said[2].args[1]
+    assert re.search(r"\brank .*1\b", said[0].args[1]), said[0].args[1]
+
+
+# ---- mistakes
+
+
+def check_rounded_once(ranks, dtype, causal, worlds, **options):
+    """Raise unless an output of 16 bits is that of float32, rounded."""
+    asked = problem(48, dtype=dtype, causal=causal, direction="fwd")
+    for world in worlds:
+        [half], [single] = (
+            ranks.one(ring_ranks.run, asked, world, options | {"dtype": name}, ranks=world)
+            for name in (dtype, "float32")
+        )
+        rounded = torch.from_numpy(single).to(getattr(torch, dtype)).double()
+        assert torch.equal(torch.from_numpy(half), rounded), world
+
+
+def battery(ranks, stage):
+    """Raise where the ring in the folder `stage` is wrong; the shipped one passes."""
+    for fields in BATTERY:
+        check(ranks, problem(24, **fields), 3, stage=stage)
+    check_rounded_once(ranks, "bfloat16", True, [3], stage=stage)
+    check(ranks, problem(24), 2, stage=stage)
+
+
+# parts of the same length on all ranks: a mistake gives a wrong number there, and no hang
+BATTERY = (
+    {}, {"causal": False, "hk": 2}, {"inputs": "peaky", "d": 64, "b": 1}, {"seqlens_k": (20, 5)},
+    {"seqlens_k": (0, 17)},
+)  # fmt: skip
+
+
+def test_the_shipped_stage_lives(ranks):
+    battery(ranks, None)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_mutant_dies(ranks, name, tmp_path):
+    words = "".join(x if x.isalnum() else "_" for x in name)
+    path = write_changed(10, [MUTANTS[name]], tmp_path, f"ring_{words}")
+    try:
+        battery(ranks, str(path))
+    except (AssertionError, RankFailed):
+        return
+    pytest.fail(f"a mutant of stage 10 survives: {name}")
