@@ -110,6 +110,32 @@ def test_filters_leave_only_what_passes_and_say_how_much(page):
     assert page.text("#comparison .count") == everything
 
 
+def test_what_was_measured_again_stands_together_the_best_of_it_first(page):
+    clear(page)
+    choose(page, "file", "results/h200/table-4.2.jsonl")
+    for label, value in (("dtype", "float16"), ("N (keys)", "4096")):
+        choose(page, label, value)
+    titles = [title for title, _ in blocks(page)]
+    assert len(titles) == 4
+    for first, second in (titles[:2], titles[2:]):
+        assert first.split(", cuda")[0] == second.split(", cuda")[0]
+        assert "in turns" in first and "each alone" in second
+        assert "believe this first" in first and "believe this first" not in second
+
+
+def test_variants_stand_below_their_stage(page, tmp_path):
+    cells = [make_cell(9, "gluon_hopper"), make_cell(91, "in_turn"), make_cell(100, "sdpa_flash")]
+    path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
+    report_command([path], tmp_path / "report.html")
+    other = Page(page.driver, tmp_path / "report.html").open()
+    [(_, rows)] = blocks(other)
+    assert [row["words"][0].strip("†") for row in rows[1:]] == [
+        "9 gluon_hopper", "9 variant: in_turn", "100 sdpa_flash"
+    ]  # fmt: skip
+    assert rows[2]["words"][3].endswith("over stage 9")
+    page.open()
+
+
 def test_a_ratio_is_over_whom_the_reader_chooses(page):
     clear(page)
     choose(page, "file", "results/h200/table-4.2.jsonl")

@@ -6,7 +6,7 @@
 // gets sharp lines. uPlot draws on a canvas, which has no elements; Vega-Lite is larger and compiles
 // its charts by Function, which the page's policy forbids.
 
-import { make } from "./dom.js";
+import { make, scrolling } from "./dom.js";
 import { openRecord } from "./records.js";
 import "./vendor/d3.min.js";
 import "./vendor/plot.umd.min.js";
@@ -35,7 +35,7 @@ const SYMBOLS = [
 // a line's dash says how a stage ran: modes are apart in the legend, too
 const DASHES = { compiled: "", native: "6 4", interpreted: "1 4" };
 const MODES = {
-  compiled: "Compiled by Triton", native: "Native: torch, C++, Python, other kernels",
+  compiled: "Compiled: Triton and Gluon", native: "Native: torch, C++, Python, other kernels",
   interpreted: "Interpreted, no speed",
 };
 
@@ -199,8 +199,7 @@ export function asTable(name, header, rows) {
     make(i ? tag : "th", { scope: i ? (tag === "th" ? "col" : false) : tag === "th" ? "col" : "row" }, text)));
   const table = make("table", { class: "plain" }, make("thead", {}, line("th", header)),
     make("tbody", {}, ...rows.map((texts) => line("td", texts))));
-  const box = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Values: ${name}` }, table);
-  return make("details", {}, make("summary", {}, "The same as a table"), box);
+  return make("details", {}, make("summary", {}, "The same as a table"), scrolling(`Values: ${name}`, table));
 }
 
 /** Call `redraw` when the width of an element changes. */

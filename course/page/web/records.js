@@ -9,18 +9,41 @@ export function load(data) {
   if (loaded) return loaded;
   const { fields, runs, problems, charts, roofs } = data.records;
   problems.forEach((problem) => Object.assign(problem, { run: runs[problem.run], rows: [] }));
+  for (const who of runs.flatMap(({ stages }) => stages)) {
+    // numbers of variants differ from run to run, so that they say nothing
+    const varies = who.of !== null;
+    who.short = varies ? `${who.of} var.` : String(who.number);
+    who.label = `${varies ? `${who.of} variant:` : who.number} ${who.title}`;
+    who.rank = varies ? who.of + 0.5 : who.number; // a variant stands below its stage
+  }
   const rows = data.records.rows.map((values) => {
     const row = Object.fromEntries(fields.map((name, place) => [name, values[place]]));
     row.problem = problems[row.problem];
     row.run = row.problem.run;
     row.who = row.run.stages[row.who];
-    row.label = `${row.who.number} ${row.who.title}`;
+    row.label = row.who.label;
     row.problem.rows.push(row);
     return row;
   });
   for (const chart of charts) chart.run = runs[chart.run];
+  repeats(problems);
   loaded = { rows, problems, runs, charts, roofs };
   return loaded;
+}
+
+/**
+ * Note on each problem its `others`: what was measured of it again on that machine, itself
+ * included, what to believe first at the front. That is what was not edited since; then what was
+ * timed in turns; then the newest.
+ */
+function repeats(problems) {
+  const same = Map.groupBy(problems, ({ title, seqlens_k, seed, run }) =>
+    JSON.stringify([title, seqlens_k, seed, run.machine]));
+  for (const problem of problems) problem.edited = problem.rows.some((row) => row.fair && row.who.edited);
+  for (const others of same.values()) {
+    others.sort((a, b) => a.edited - b.edited || b.paired - a.paired || b.run.date.localeCompare(a.run.date));
+    for (const problem of others) problem.others = others;
+  }
 }
 
 const WORDS = { ok: "exact by the float64 rule", interpreted: "interpreted: no speed, never compared" };
