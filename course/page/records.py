@@ -5,6 +5,7 @@ Each row keeps the whole record but for its rounds, the line that it is in, and 
 machine, software, arguments, commit and date. Numbers have six digits.
 """
 
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,7 +178,9 @@ def problem(group: Sequence[Record]) -> dict[str, Any]:
 def title(group: Sequence[Record], any_n: bool = False) -> str:
     """What the problems of a table, or a chart, have in common, in one line."""
     pages = group[0]["page_size"]
-    return groups.title(group, any_n) + (f", pages of {pages}" if pages else "")
+    # b shrinks where N grows
+    said = re.sub(r"\bb N = (\d+),", r"b = \1 / N,", groups.title(group, any_n))
+    return said + (f", pages of {pages}" if pages else "")
 
 
 def texts(
@@ -210,6 +213,8 @@ def texts(
 def charts(cells: Sequence[Record], run: int, place: Mapping[int, int]) -> list[dict[str, Any]]:
     """The families of a run that have points, as harness/views/plots.py decides.
 
+    There are two stages or more, and two N: else there is nothing to see.
+
     `points`: what is shown -> [place in `rows`, value in ms, MB or the device's unit of rates].
     """
     found: dict[int, dict[str, Any]] = {}
@@ -223,9 +228,13 @@ def charts(cells: Sequence[Record], run: int, place: Mapping[int, int]) -> list[
             })  # fmt: skip
             shown = sorted(family, key=lambda cell: (groups.stage_of(cell), cell["nk"]))
             values = ((cell, plots.value_of(cell, family, what)) for cell in shown)
-            chart["points"][what] = [[place[id(c)], rounded(value)] for c, value in values if value]
+            points = [(cell, value) for cell, value in values if value]
+            ways = groups.stages_of([cell for cell, _ in points]), groups.sizes([c for c, _ in points])
+            if min(map(len, ways)) < 2:
+                continue
+            chart["points"][what] = [[place[id(cell)], rounded(value)] for cell, value in points]
             chart["notes"][what] = plots.notes(family, what)
-    return [*found.values()]
+    return [chart for chart in found.values() if chart["points"]]
 
 
 def roofs(

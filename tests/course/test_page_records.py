@@ -130,6 +130,16 @@ def test_an_edited_stage_is_marked(tmp_path, monkeypatch):
     assert {each["number"]: each["edited"] for each in run["stages"]} == {3: False, 4: True}
 
 
+def test_a_chart_has_two_stages_and_two_n(tmp_path):
+    def titles(*cells):
+        return [chart["title"] for chart in shown(tmp_path, [*cells])["charts"]]
+
+    three, other = make_cell(*THREE, n=64), make_cell(8, "other", n=64)
+    larger = make_cell(*THREE, n=128)
+    assert titles(three, other) == titles(three, larger) == []
+    assert titles(three, other, larger) == ["d = 64, b = 1, h = 1, float32, normal input, cpu"]
+
+
 def test_charts_have_no_interpreted_or_wrong_time_but_their_errors(tmp_path):
     cells = [
         make_cell(*which, n=n, status=status, reason="" if status == "ok" else "above its N")

@@ -192,8 +192,7 @@ def test_records_without_a_time_to_compare_are_shown_all_the_same(page, tmp_path
     report_command([path], tmp_path / "report.html")
     other = Page(page.driver, tmp_path / "report.html").open()
     assert other.errors() == []
-    assert len(other.all("#charts .point")) == interpreted  # its memory, and no time
-    assert "time" not in [each.text for each in other.all("#charts option")]
+    assert other.all("#charts .point") == []
     assert other.text("#comparison .count") == "1 problem, 1 record"
     assert not other.find("#comparison").text.count("compare with")
     page.open()
@@ -206,6 +205,35 @@ def chart(page, what, file="results/h200/table-4.2.jsonl", title=""):
     families = own.find_elements("css selector", "option")
     value = next(x.get_property("value") for x in families if title in x.get_property("text"))
     page.put(page.find("#chart-problem"), value)
+
+
+def test_the_charts_problems_are_told_apart_and_each_has_something_to_see(page):
+    for what in ("time", "memory", "error"):
+        page.put(page.labelled("show", "#charts"), what)
+        words = [each.text for each in page.all("#chart-problem option")]
+        assert len({*words}) == len(words) > 1
+        places = [each.get_attribute("value") for each in page.all("#chart-problem option")]
+        for place in places:  # a change makes the options anew
+            page.put(page.find("#chart-problem"), place)
+            points = [each.get_attribute("aria-label") for each in page.all("#charts .point")]
+            stages, ns = ({point.split(", N = ")[0] for point in points},
+                          {point.split(", N = ")[1].split(":")[0] for point in points})  # fmt: skip
+            assert min(len(stages), len(ns)) > 1
+
+
+def test_lines_of_one_colour_are_told_apart(page):
+    chart(page, "time", title="float16")
+    glyphs = page.js(
+        "return [...document.querySelectorAll('#charts .legend button')].map((button) =>"
+        " [...button.querySelectorAll('path')].map((path) => path.outerHTML).join(''))"
+    )
+    assert len({*glyphs}) == len(glyphs)
+    lines = page.js(
+        "return [...document.querySelectorAll('#charts g[aria-label=line]')].map((line) =>"
+        " [line.getAttribute('stroke'), line.getAttribute('stroke-width')].join())"
+    )
+    drawn = [line for line in lines if not line.startswith("var")]  # the rest makes a line double
+    assert len({*drawn}) == len(drawn) == len(glyphs)
 
 
 def test_hover_and_focus_show_a_points_value(page):
@@ -256,7 +284,7 @@ def test_modes_are_apart_and_no_interpreted_time_is_drawn(page):
 
 def test_the_roofline_has_every_stage_that_has_a_place_under_it(page):
     names = [
-        [each.text for each in figure.find_elements("css selector", ".legend button")]
+        [each.text.strip("†") for each in figure.find_elements("css selector", ".legend button")]
         for figure in page.all("#roofline figure")
     ]
     for name, shown in zip(("float16", "float32"), names, strict=True):
