@@ -322,6 +322,32 @@ def test_any_two_stages_stand_side_by_side(page, old, new, part):
         assert "attention.cpp" in files and "value_graph.hpp" in files
 
 
+def test_line_numbers_jump_only_where_lines_are_said_to_be_left_out(page):
+    for left, right in ((6, 7), (8, 9)):
+        for label, value in (("left", left), ("right", right), ("show", "kernel")):
+            page.put(page.labelled(label, "#side-by-side"), value)
+        for fold in page.all("#side-by-side .fold"):
+            page.js("arguments[0].click()", fold)
+        for n, stage in ((1, left), (2, right)):
+            shown = page.js(
+                "return [...document.querySelectorAll("
+                "`#side-by-side .listing pre:nth-child(${arguments[0]}) > *`)]"
+                ".map((row) => [row.className, row.textContent])", n,
+            )  # fmt: skip
+            rows, said, last = diff.kernel(stage), 0, None
+            places = iter(rows)
+            for kind, text in shown:
+                if kind == "gap":
+                    said = int((re.search(r"\d+", text) or ["0"])[0])
+                elif kind == "line":
+                    name, number, _ = next(places)
+                    if last and last[0] == name:
+                        left_out = number - last[1] - 1
+                        assert said == (left_out if left_out > 2 else 0)
+                    said, last = 0, (name, number)
+            assert next(places, None) is None
+
+
 def test_the_page_is_readable_by_everybody_with_everything_open(page):
     axe = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
     for width, theme in ((360, LIGHT), (1440, DARK)):
