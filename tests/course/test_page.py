@@ -125,6 +125,7 @@ def test_a_reader_edits_scores_values_keys_and_tiles(page):
         Keys.CONTROL + "a", Keys.DELETE
     )  # no number: nothing changes, and the field says so
     assert field.get_attribute("aria-invalid") and shown(page) == before
+    assert "4.25" in page.text("#player [role=status].small")  # what the page still shows
     field.send_keys(Keys.TAB)
     assert field.get_attribute("value") == "4.25" and "4.25" in page.text("#player .note")
     assert page.errors() == []
