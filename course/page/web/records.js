@@ -47,6 +47,18 @@ function repeats(problems) {
 }
 
 const WORDS = { ok: "exact by the float64 rule", interpreted: "interpreted: no speed, never compared" };
+// what the fields of a record are called (harness/records/schema.py)
+const NAMES = {
+  mode: "ran", launch_configs: "launched with", time_ms: "time, ms",
+  time_iqr_ms: "quartile to quartile of the times, ms", samples: "calls or rounds timed",
+  sm_clock_mhz: "clock while it ran, MHz", launch_ms: "time of a launch, ms", flops: "FLOPs, counted",
+  first_call_ms: "first call, with compiling, ms", peak_bytes: "peak memory above the inputs, bytes",
+  memory_meter: "memory measured by", err_f64_max: "largest error against float64",
+  err_f64_rel: "the same, over the largest value", err_stage3_max: "stage 3’s largest error in the same dtype",
+  err_stage3_rel: "stage 3’s, over the largest value", hbm_bytes: "bytes of memory moved, counted",
+  products: "how products are made", skip_ratio: "share of tiles skipped",
+  x_one_gpu: "times as fast as one GPU", link_gb_s: "link between GPUs, GB/s", link_us: "link’s latency, us",
+};
 // what a row has for the page alone, and what the dialog says elsewhere
 const NOT_OF_THE_RECORD = new Set([
   "problem", "run", "who", "label", "line", "fair", "time", "rate", "peak", "error", "over", "reason",
@@ -69,7 +81,7 @@ export function openRecord(row) {
     list({
       machine: run.machine + (problem.device === "cpu" ? `, ${run.cores} cores` : ""),
       software: Object.entries(run.software).map((each) => each.join(" ")).join(", "),
-      command: make("code", {}, run.command),
+      "command of the whole run": make("code", {}, run.command),
       commit: make("code", {}, run.commit ?? "none"),
       date: run.date,
       file: `${run.file}, line ${row.line}`,
@@ -81,7 +93,7 @@ export function openRecord(row) {
     list(Object.fromEntries(
       Object.entries(row)
         .filter(([name, value]) => !NOT_OF_THE_RECORD.has(name) && value !== null)
-        .map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)]),
+        .map(([name, value]) => [NAMES[name] ?? name, typeof value === "object" ? JSON.stringify(value) : String(value)]),
     )),
     make("p", { class: "soft" }, "Numbers have six digits here; the file has all."),
   );
