@@ -54,8 +54,8 @@ const NAMES = {
   sm_clock_mhz: "clock while it ran, MHz", launch_ms: "time of a launch, ms", flops: "FLOPs, counted",
   first_call_ms: "first call, with compiling, ms", peak_bytes: "peak memory above the inputs, bytes",
   memory_meter: "memory measured by", err_f64_max: "largest error against float64",
-  err_f64_rel: "the same, over the largest value", err_stage3_max: "stage 3’s largest error in the same dtype",
-  err_stage3_rel: "stage 3’s, over the largest value", hbm_bytes: "bytes of memory moved, counted",
+  err_f64_rel: "relative error against float64", err_stage3_max: "largest difference from stage 3",
+  err_stage3_rel: "relative difference from stage 3", hbm_bytes: "bytes of memory moved, counted",
   products: "how products are made", skip_ratio: "share of tiles skipped",
   x_one_gpu: "times as fast as one GPU", link_gb_s: "link between GPUs, GB/s", link_us: "link’s latency, us",
 };
