@@ -229,8 +229,8 @@ def charts(cells: Sequence[Record], run: int, place: Mapping[int, int]) -> list[
             shown = sorted(family, key=lambda cell: (groups.stage_of(cell), cell["nk"]))
             values = ((cell, plots.value_of(cell, family, what)) for cell in shown)
             points = [(cell, value) for cell, value in values if value]
-            ways = groups.stages_of([cell for cell, _ in points]), groups.sizes([c for c, _ in points])
-            if min(map(len, ways)) < 2:
+            drawn = [cell for cell, _ in points]
+            if min(len(groups.stages_of(drawn)), len(groups.sizes(drawn))) < 2:
                 continue
             chart["points"][what] = [[place[id(cell)], rounded(value)] for cell, value in points]
             chart["notes"][what] = plots.notes(family, what)
