@@ -76,8 +76,10 @@ function drawRoof(figure, rows, roof, hidden, redraw) {
     ],
   });
   label(svg, roof, series, { slope, top, shift, domain, range });
-  const lines = all.some(({ points: own }) => own.length > 1)
-    ? "A vertical line joins two measurements of one stage, with products of different kinds: ieee below, bf16x6 above. " : "";
+  const joined = all.find(({ points: own }) => own.length > 1)?.points;
+  const kinds = joined && d3.sort(joined, ({ y }) => y).map(({ kind }) => kind);
+  const lines = kinds ? "A vertical line joins two measurements of one stage, by the kind of its products: " +
+    `${kinds[0]} below, ${kinds.at(-1)} above. ` : "";
   const host = make("div", { class: "drawing" }, svg);
   const said = (point) => [`${point.kind} products: ${+point.y.toPrecision(3)} ${roof.unit}`,
     `${point.share} of its roof at ${+point.x.toPrecision(4)} FLOP/byte`, point.row.status === "ok" ? point.row.mode : point.row.status];
