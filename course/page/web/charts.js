@@ -111,9 +111,11 @@ function drawChart(figure, rows, { what, chart, hidden }, redraw) {
     ],
   });
   const [x, y] = [svg.scale("x"), svg.scale("y")];
-  addLabels(svg, series.map(({ row, label: said, points: own }) => ({
+  // a variant's long label would leave the picture: its title is enough here
+  const named = ({ row, label: said }) => (row.who.of === null ? said : row.who.title);
+  addLabels(svg, series.map(({ row, points: own, ...each }) => ({
     x: x.apply(own.at(-1).x), y: y.apply(own.at(-1).y),
-    words: wide && own.at(-1).x === last ? said : row.who.short, // a name would cover lines
+    words: wide && own.at(-1).x === last ? named({ row, ...each }) : row.who.short, // a name would cover lines
   })), height - margin.marginBottom);
   const value = ({ row }) => row[TEXTS[what]];
   const ns = d3.sort(new Set(points.map((point) => point.x)));
