@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from course.page import page
+from course.page.ladder_data import GLOSSARY
 from course.report.text import DOCS, RESULTS, ROOT
 from harness.records.code import behind, built_in_files, digest, files_of, peer_files
 from harness.records.environment import own_files
@@ -42,6 +43,8 @@ def texts() -> Iterator[Path]:
     """The files whose every letter counts."""
     yield from sources()
     yield from sorted(path for path in page.WEB.rglob("*") if path.is_file())
+    if GLOSSARY.is_file():
+        yield GLOSSARY
     for first in built_in_files():
         yield from files_of(first)
     for first in (*built_in_files(), *peer_files()):  # of edits since a measurement

@@ -1,6 +1,7 @@
 """What the page's lesson shows of the ladder itself: its stages, and figures of its code."""
 
 import ast
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,32 @@ from harness.records.jsonl import read
 SPLIT_KV = 8  # the stage that splits keys
 COMMON = ROOT / "stages" / "common"
 H200_MULTIPROCESSORS = 132  # stages/common/fit.py has it, too, and imports torch
+GLOSSARY = ROOT / "docs" / "glossary.md"
+TERMS = (
+    "FLOP", "GEMM", "Gluon", "GQA", "Head", "IEEE", "Kernel", "Matrix unit", "Multiprocessor",
+    "Paired", "Peer", "Program", "Roofline", "SDPA", "Split products", "TF32", "Tile", "Warp",
+)  # fmt: skip
+# terms that only the page uses without a word
+OWN_TERMS = {
+    "B, H, Hk, Nq, Nk, d": "The numbers of texts in a batch, of query heads, of heads of keys and "
+    "values, of queries, of keys, and of columns of a head. N is both, where Nq = Nk. The records "
+    "write b, h and hk.",
+    "float64 rule": "An output is exact, and its record ok, if its error against stage 3 in "
+    "float64 is at most twice that of stage 3 in the problem's own precision, or three times for "
+    "gradients, plus a floor for rounding.",
+    "Quartiles": "Of sorted numbers, those a quarter and three quarters of the way: half of all "
+    "lie between them.",
+    "Ridge": "The point of a roofline where its two roofs meet.",
+    "TFLOP/s": "10^12 multiplications and additions a second.",
+    "Triton": "A language for GPU kernels, written in Python: a program works on whole tiles, and "
+    "the compiler chooses threads, registers and shared memory.",
+}
 TIMELINE = ROOT / "results" / "h200" / "hopper-timeline.jsonl"
 
 
 def collect() -> dict[str, Any]:
     """The data of the lesson's modules, by key; all of it JSON can hold."""
-    return {"stages": stages(), "splits": splits(), "timeline": timeline()}
+    return {"stages": stages(), "splits": splits(), "timeline": timeline(), "terms": terms()}
 
 
 def stages() -> list[dict[str, Any]]:
@@ -44,6 +65,23 @@ def splits() -> dict[str, Any] | None:
         "costs": {name.lower(): stage[name] for name in ("ALONE", "WAVE", "MERGE", "PART")},
         "computed": stage["COMPUTED"],
     }
+
+
+def terms() -> list[list[str]]:
+    """Terms and what they mean, by name: some of docs/glossary.md, where it is, and OWN_TERMS."""
+    found = dict(OWN_TERMS)
+    if GLOSSARY.is_file():
+        parts = re.split(r"^### (.+)$", GLOSSARY.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        known = dict(zip(parts[1::2], parts[2::2], strict=True))
+        found |= {term: plain(known[term]) for term in TERMS}
+    return sorted(([*each] for each in found.items()), key=lambda each: each[0].lower())
+
+
+def plain(markdown: str) -> str:
+    """The first paragraph without marks and links; what is a link alone says nothing here."""
+    paragraph = " ".join(markdown.strip().split("\n\n")[0].split())
+    paragraph = re.sub(r"(?:(?<=\.)|:) \[[^\]]*\]\([^)]*\)(?=\.)", "", paragraph).replace("..", ".")
+    return re.sub(r"[*`]|\[([^\]]*)\]\([^)]*\)", r"\1", paragraph)
 
 
 def constants(path: Path) -> dict[str, Any]:

@@ -5,14 +5,16 @@ Each row keeps the whole record but for its rounds, the line that it is in, and 
 machine, software, arguments, commit and date. Numbers have six digits.
 """
 
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from course.report import text
-from harness.problems.problem import PEERS_FROM
+from harness.problems.problem import PEERS_FROM, YARDSTICK
+from harness.records.code import built_in_files, read_declared, twin_files
 from harness.records.schema import PROBLEM, BadRecord, Record
 from harness.records.units import show_rate, show_time, significant
 from harness.views import groups, plots, ratios, roofline
@@ -74,6 +76,7 @@ def as_json(measured: Sequence[Run], ceilings: Sequence[Run] = ()) -> dict[str, 
         found["runs"].append(about(run, here))
         line = {id(record): index for index, record in enumerate(run.records, start=2)}
         stages, labels = groups.stages_of(run.records), groups.labels(run.env)
+        varied = variants(stages)
         for group in tables_of(run.records):
             found["problems"].append({"run": number, **problem(group)})
             for cell in group:
@@ -82,7 +85,7 @@ def as_json(measured: Sequence[Run], ceilings: Sequence[Run] = ()) -> dict[str, 
                     "problem": len(found["problems"]) - 1,
                     "who": stages.index(groups.stage_of(cell)), "line": line[id(cell)],
                     **{name: rounded(x) for name, x in cell.items() if name not in LEFT_OUT},
-                    **texts(group, cell, labels),
+                    **texts(group, cell, labels, varied.get(groups.stage_of(cell))),
                 })  # fmt: skip
         found["charts"] += charts(run.records, number, place)
     fields = list(rows[0]) if rows else []
@@ -97,6 +100,7 @@ def about(run: Run, here: Mapping[Stage, str]) -> dict[str, Any]:
     env = run.env
     edited = text.edited_since(env, here)
     titles, style = groups.titles(env), marks(groups.stages_of(run.records))
+    varied = variants(style)
     software = {name: env[name] for name in ("torch", "triton", "python", "driver") if env[name]}
     inside = run.path.is_absolute() and run.path.is_relative_to(text.ROOT)
     return {
@@ -109,10 +113,28 @@ def about(run: Run, here: Mapping[Stage, str]) -> dict[str, Any]:
         "missing": max(0, len(env["plan"]) - len(run.records)),
         "stages": [
             {"number": number, "name": name, "title": titles[number, name],
-             "colour": mark.colour, "edited": number in edited}
+             "colour": mark.colour, "edited": number in edited, "of": varied.get((number, name))}
             for (number, name), mark in style.items()
         ],
     }  # fmt: skip
+
+
+def variants(stages: Collection[Stage]) -> dict[Stage, int]:
+    """Map the variants among the stages of a run to the number of the stage that each one varies.
+
+    A variant is a stage of a file that was given. Its number is that stage's, or one that is free:
+    then the run has one stage besides, and the yardstick perhaps.
+    """
+    built_in = {
+        (each["number"], each["name"])
+        for each in map(read_declared, [*built_in_files(), *twin_files()])
+    }
+    numbers = {number for number, _ in built_in}
+    beside = {number for number, _ in built_in.intersection(stages)} - {YARDSTICK}
+    usual = next(iter(beside)) if len(beside) == 1 else None
+    own = [stage for stage in groups.ours([*stages]) if stage not in built_in]
+    found = {stage: stage[0] if stage[0] in numbers else usual for stage in own}
+    return {stage: number for stage, number in found.items() if number is not None}
 
 
 def command(arguments: Mapping[str, Any]) -> str:
@@ -156,18 +178,23 @@ def problem(group: Sequence[Record]) -> dict[str, Any]:
 def title(group: Sequence[Record], any_n: bool = False) -> str:
     """What the problems of a table, or a chart, have in common, in one line."""
     pages = group[0]["page_size"]
-    return groups.title(group, any_n) + (f", pages of {pages}" if pages else "")
+    # b shrinks where N grows
+    said = re.sub(r"\bb N = (\d+),", r"b = \1 / N,", groups.title(group, any_n))
+    return said + (f", pages of {pages}" if pages else "")
 
 
-def texts(group: Sequence[Record], cell: Record, labels: Mapping[Stage, str]) -> dict[str, Any]:
+def texts(
+    group: Sequence[Record], cell: Record, labels: Mapping[Stage, str], varies: int | None
+) -> dict[str, Any]:
     """The texts of a cell's row, and whether its time may be compared.
 
-    `over`: how many times as fast it is as the stage before it, stage 3 and each peer.
+    `over`: how many times as fast it is as stage 3, each peer, and the stage that it `varies`.
     """
-    before, three = ratios.rivals(group, cell)
-    rivals = {"before": before} | ({labels[groups.THREE]: three} if three else {})
-    rivals |= {labels[groups.stage_of(other)]: other for other in ratios.others(group, cell)
-               if other["stage"] >= PEERS_FROM}  # fmt: skip
+    rivals = {
+        labels[groups.stage_of(other)]: other
+        for other in ratios.others(group, cell)
+        if other["stage"] in (YARDSTICK, varies) or other["stage"] >= PEERS_FROM
+    }
     unit, fast = ratios.UNITS[cell["device"]][0], ratios.comparable(cell)
     return {
         "fair": fast,
@@ -176,7 +203,7 @@ def texts(group: Sequence[Record], cell: Record, labels: Mapping[Stage, str]) ->
         "peak": ratios.show_peak(cell),
         "error": ratios.show_error(cell["err_f64_max"]),
         "over": {name: ratios.show_step(other, cell, cell["paired"])
-                 for name, other in rivals.items() if other is not None},
+                 for name, other in rivals.items()},
     }  # fmt: skip
 
 
@@ -185,6 +212,8 @@ def texts(group: Sequence[Record], cell: Record, labels: Mapping[Stage, str]) ->
 
 def charts(cells: Sequence[Record], run: int, place: Mapping[int, int]) -> list[dict[str, Any]]:
     """The families of a run that have points, as harness/views/plots.py decides.
+
+    There are two stages or more, and two N: else there is nothing to see.
 
     `points`: what is shown -> [place in `rows`, value in ms, MB or the device's unit of rates].
     """
@@ -199,9 +228,13 @@ def charts(cells: Sequence[Record], run: int, place: Mapping[int, int]) -> list[
             })  # fmt: skip
             shown = sorted(family, key=lambda cell: (groups.stage_of(cell), cell["nk"]))
             values = ((cell, plots.value_of(cell, family, what)) for cell in shown)
-            chart["points"][what] = [[place[id(c)], rounded(value)] for c, value in values if value]
+            points = [(cell, value) for cell, value in values if value]
+            drawn = [cell for cell, _ in points]
+            if min(len(groups.stages_of(drawn)), len(groups.sizes(drawn))) < 2:
+                continue
+            chart["points"][what] = [[place[id(cell)], rounded(value)] for cell, value in points]
             chart["notes"][what] = plots.notes(family, what)
-    return [*found.values()]
+    return [chart for chart in found.values() if chart["points"]]
 
 
 def roofs(

@@ -9,6 +9,7 @@ from browser import DARK, LIGHT, Page, started
 from ladder_command import ROOT
 
 from course.lessons import figures_tiling
+from course.page import ladder_data
 from course.tracing import trace
 from ladder.report import report_command
 
@@ -125,9 +126,30 @@ def test_a_reader_edits_scores_values_keys_and_tiles(page):
         Keys.CONTROL + "a", Keys.DELETE
     )  # no number: nothing changes, and the field says so
     assert field.get_attribute("aria-invalid") and shown(page) == before
+    assert "4.25" in page.text("#player [role=status].small")  # what the page still shows
     field.send_keys(Keys.TAB)
     assert field.get_attribute("value") == "4.25" and "4.25" in page.text("#player .note")
     assert page.errors() == []
+
+
+def test_a_box_fades_where_more_lies_and_no_longer_at_its_end(page):
+    page.open("#pieces", width=360)
+    box = page.find("#pieces .scroll")
+    assert page.js("return arguments[0].scrollWidth > arguments[0].clientWidth", box)
+    page.until("arguments[0].classList.contains('right')", box)
+    page.js("arguments[0].scrollLeft = arguments[0].scrollWidth", box)
+    page.until("!arguments[0].classList.contains('right')", box)
+    page.open(width=1440)
+    page.until("!document.querySelector('#pieces .scroll').classList.contains('right')")
+
+
+def test_the_terms_are_texts_and_on_the_page(page):
+    found = ladder_data.terms()
+    assert {*ladder_data.TERMS, *ladder_data.OWN_TERMS} == {term for term, _ in found}
+    assert not any(re.search(r"\]\(|`|\*\*", words) for _, words in found)
+    page.open()
+    shown = page.js("return [...document.querySelectorAll('.terms dd')].map((e) => e.textContent)")
+    assert shown == [words for _, words in found]
 
 
 @pytest.mark.parametrize("mistake", ["rescale", "tail", "zero"])

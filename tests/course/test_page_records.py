@@ -45,7 +45,7 @@ def test_only_right_and_not_interpreted_times_are_compared(tmp_path):
         if not row["fair"]:
             assert row["over"] == {} and row["rate"] == "-"
     [over] = [row["over"] for row in rows if row["over"]]
-    assert over == {"before": "~2x", "3 torch_three_gemm": "~2x"}
+    assert over == {"3 torch_three_gemm": "~2x"}
 
 
 def test_unpaired_ratios_are_marked_and_stand_in_a_table_of_their_own(tmp_path):
@@ -58,11 +58,26 @@ def test_unpaired_ratios_are_marked_and_stand_in_a_table_of_their_own(tmp_path):
     found = shown(tmp_path, cells)
     tables = {}
     for row in found["rows"]:
-        tables.setdefault(row["problem"], []).append(row["over"].get("before"))
+        tables.setdefault(row["problem"], []).append(row["over"].get("3 torch_three_gemm"))
     assert len(tables) == len(found["problems"]) == 2
     for place, over in tables.items():
         paired = found["problems"][place]["paired"]
         assert over == [None, "3.30x (3.15-3.45)" if paired else "~2x"]
+
+
+def test_a_variant_is_compared_with_its_stage_and_is_nobodys_rival(tmp_path):
+    nine, variant = (9, "gluon_hopper"), (91, "in_turn")
+    cells = [make_cell(*nine), make_cell(*variant, time_ms=0.5), make_cell(9, "first")]
+    found = shown(tmp_path, cells)
+    [run] = found["runs"]
+    of = {each["name"]: each["of"] for each in run["stages"]}
+    assert of == {"gluon_hopper": None, "in_turn": 9, "first": 9}
+    over = {run["stages"][row["who"]]["name"]: row["over"] for row in found["rows"]}
+    assert over["gluon_hopper"] == {}
+    assert over["in_turn"]["9 gluon_hopper"] == "~2x"
+    # with two stages beside it, nothing says which one it varies
+    [run] = shown(tmp_path, [*cells, make_cell(6, "triton_flash2")])["runs"]
+    assert {each["name"]: each["of"] for each in run["stages"]}["in_turn"] is None
 
 
 def test_no_two_runs_problems_or_devices_share_a_table(tmp_path):
@@ -113,6 +128,16 @@ def test_an_edited_stage_is_marked(tmp_path, monkeypatch):
     path = write_run(tmp_path / "run.jsonl", env, cells)
     [run] = records.collect({path: read(path)})["records"]["runs"]
     assert {each["number"]: each["edited"] for each in run["stages"]} == {3: False, 4: True}
+
+
+def test_a_chart_has_two_stages_and_two_n(tmp_path):
+    def titles(*cells):
+        return [chart["title"] for chart in shown(tmp_path, [*cells])["charts"]]
+
+    three, other = make_cell(*THREE, n=64), make_cell(8, "other", n=64)
+    larger = make_cell(*THREE, n=128)
+    assert titles(three, other) == titles(three, larger) == []
+    assert titles(three, other, larger) == ["d = 64, b = 1, h = 1, float32, normal input, cpu"]
 
 
 def test_charts_have_no_interpreted_or_wrong_time_but_their_errors(tmp_path):

@@ -63,6 +63,20 @@ def ms(text):
     return float(number) * MS[unit]
 
 
+def test_nothing_covers_the_bar_at_the_top(page):
+    clear(page)
+    for selector in (".records thead .stage", ".keys th"):
+        covered = page.js(
+            "const element = document.querySelector(arguments[0]);"
+            "element.scrollIntoView({behavior: 'instant'});"
+            "scrollBy({top: 40, behavior: 'instant'});"  # so that a part of it is behind the bar
+            "const {bottom} = document.querySelector('.top').getBoundingClientRect();"
+            "return [...Array(60).keys()].filter((i) =>"
+            " !document.elementFromPoint(20 * i, bottom - 5).closest('.top')).length", selector,
+        )  # fmt: skip
+        assert covered == 0, selector
+
+
 def test_a_table_is_sorted_by_time_and_what_is_not_compared_stands_last(page):
     clear(page)
     choose(page, "file", "results/cpu/tour.jsonl")
@@ -110,6 +124,32 @@ def test_filters_leave_only_what_passes_and_say_how_much(page):
     assert page.text("#comparison .count") == everything
 
 
+def test_what_was_measured_again_stands_together_the_best_of_it_first(page):
+    clear(page)
+    choose(page, "file", "results/h200/table-4.2.jsonl")
+    for label, value in (("dtype", "float16"), ("N (keys)", "4096")):
+        choose(page, label, value)
+    titles = [title for title, _ in blocks(page)]
+    assert len(titles) == 4
+    for first, second in (titles[:2], titles[2:]):
+        assert first.split(", cuda")[0] == second.split(", cuda")[0]
+        assert "in turns" in first and "each alone" in second
+        assert "believe this first" in first and "believe this first" not in second
+
+
+def test_variants_stand_below_their_stage(page, tmp_path):
+    cells = [make_cell(9, "gluon_hopper"), make_cell(91, "in_turn"), make_cell(100, "sdpa_flash")]
+    path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
+    report_command([path], tmp_path / "report.html")
+    other = Page(page.driver, tmp_path / "report.html").open()
+    [(_, rows)] = blocks(other)
+    assert [row["words"][0].strip("†") for row in rows[1:]] == [
+        "9 gluon_hopper", "9 variant: in_turn", "100 sdpa_flash"
+    ]  # fmt: skip
+    assert rows[2]["words"][3].endswith("over stage 9")
+    page.open()
+
+
 def test_a_ratio_is_over_whom_the_reader_chooses(page):
     clear(page)
     choose(page, "file", "results/h200/table-4.2.jsonl")
@@ -140,6 +180,9 @@ def test_a_records_run_is_a_key_press_away(page):
     page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert dialog.get_attribute("open") is None
     assert page.js("return document.activeElement === arguments[0]", button)
+    page.js("arguments[0].click()", page.all(".records tbody td.peak")[0])
+    assert dialog.get_attribute("open") and dialog.text == said
+    page.button("Close", "dialog")
 
 
 def test_a_hostile_record_is_shown_as_it_is(page):
@@ -163,8 +206,7 @@ def test_records_without_a_time_to_compare_are_shown_all_the_same(page, tmp_path
     report_command([path], tmp_path / "report.html")
     other = Page(page.driver, tmp_path / "report.html").open()
     assert other.errors() == []
-    assert len(other.all("#charts .point")) == interpreted  # its memory, and no time
-    assert "time" not in [each.text for each in other.all("#charts option")]
+    assert other.all("#charts .point") == []
     assert other.text("#comparison .count") == "1 problem, 1 record"
     assert not other.find("#comparison").text.count("compare with")
     page.open()
@@ -177,6 +219,35 @@ def chart(page, what, file="results/h200/table-4.2.jsonl", title=""):
     families = own.find_elements("css selector", "option")
     value = next(x.get_property("value") for x in families if title in x.get_property("text"))
     page.put(page.find("#chart-problem"), value)
+
+
+def test_the_charts_problems_are_told_apart_and_each_has_something_to_see(page):
+    for what in ("time", "memory", "error"):
+        page.put(page.labelled("show", "#charts"), what)
+        words = [each.text for each in page.all("#chart-problem option")]
+        assert len({*words}) == len(words) > 1
+        places = [each.get_attribute("value") for each in page.all("#chart-problem option")]
+        for place in places:  # a change makes the options anew
+            page.put(page.find("#chart-problem"), place)
+            points = [each.get_attribute("aria-label") for each in page.all("#charts .point")]
+            stages, ns = ({point.split(", N = ")[0] for point in points},
+                          {point.split(", N = ")[1].split(":")[0] for point in points})  # fmt: skip
+            assert min(len(stages), len(ns)) > 1
+
+
+def test_lines_of_one_colour_are_told_apart(page):
+    chart(page, "time", title="float16")
+    glyphs = page.js(
+        "return [...document.querySelectorAll('#charts .legend button')].map((button) =>"
+        " [...button.querySelectorAll('path')].map((path) => path.outerHTML).join(''))"
+    )
+    assert len({*glyphs}) == len(glyphs)
+    lines = page.js(
+        "return [...document.querySelectorAll('#charts g[aria-label=line]')].map((line) =>"
+        " [line.getAttribute('stroke'), line.getAttribute('stroke-width')].join())"
+    )
+    drawn = [line for line in lines if not line.startswith("var")]  # the rest makes a line double
+    assert len({*drawn}) == len(drawn) == len(glyphs)
 
 
 def test_hover_and_focus_show_a_points_value(page):
@@ -227,7 +298,7 @@ def test_modes_are_apart_and_no_interpreted_time_is_drawn(page):
 
 def test_the_roofline_has_every_stage_that_has_a_place_under_it(page):
     names = [
-        [each.text for each in figure.find_elements("css selector", ".legend button")]
+        [each.text.strip("†") for each in figure.find_elements("css selector", ".legend button")]
         for figure in page.all("#roofline figure")
     ]
     for name, shown in zip(("float16", "float32"), names, strict=True):
@@ -263,6 +334,32 @@ def test_any_two_stages_stand_side_by_side(page, old, new, part):
     if part == "whole":
         files = page.text("#side-by-side .listing")
         assert "attention.cpp" in files and "value_graph.hpp" in files
+
+
+def test_line_numbers_jump_only_where_lines_are_said_to_be_left_out(page):
+    for left, right in ((6, 7), (8, 9)):
+        for label, value in (("left", left), ("right", right), ("show", "kernel")):
+            page.put(page.labelled(label, "#side-by-side"), value)
+        for fold in page.all("#side-by-side .fold"):
+            page.js("arguments[0].click()", fold)
+        for n, stage in ((1, left), (2, right)):
+            shown = page.js(
+                "return [...document.querySelectorAll("
+                "`#side-by-side .listing pre:nth-child(${arguments[0]}) > *`)]"
+                ".map((row) => [row.className, row.textContent])", n,
+            )  # fmt: skip
+            rows, said, last = diff.kernel(stage), 0, None
+            places = iter(rows)
+            for kind, text in shown:
+                if kind == "gap":
+                    said = int((re.search(r"\d+", text) or ["0"])[0])
+                elif kind == "line":
+                    name, number, _ = next(places)
+                    if last and last[0] == name:
+                        left_out = number - last[1] - 1
+                        assert said == (left_out if left_out > 2 else 0)
+                    said, last = 0, (name, number)
+            assert next(places, None) is None
 
 
 def test_the_page_is_readable_by_everybody_with_everything_open(page):

@@ -11,7 +11,7 @@ const AXES = {
 };
 const TEXTS = { time: "time", rate: "rate", memory: "peak", error: "error" }; // of a row
 const WIDE = 640;
-const LEAST = 1.15; // between two ticks of N
+const APART = 44; // pixels between two ticks of N
 
 /** A tick of the axis with its unit: values are in ms, MB, the unit of rates, or plain. */
 function tick(what, value) {
@@ -29,7 +29,7 @@ export function mount(element, data) {
   const ours = new Set(data.stages.filter(({ number }) => number < 100).map(({ name }) => name));
   const shows = Object.entries(SHOWS).filter(([what]) => charts.some(({ points }) => points[what]));
   if (!shows.length) {
-    element.append(make("p", { class: "note" }, "No record here has a point: none is right, or wrong by design."));
+    element.append(make("p", { class: "note" }, "No problem here has points of two stages at two N."));
     return;
   }
   const state = { what: shows[0][0], chart: richest(charts, rows, ours), hidden: new Set() };
@@ -56,21 +56,27 @@ export function mount(element, data) {
   onWidth(figure, () => redraw());
 }
 
-/** The family with the most stages of ours, then with the widest range of N. */
+/** The family that tells most: timed in turns, then of many stages of ours and a wide range of N. */
 function richest(charts, rows, ours) {
   const weight = ({ points }) => {
     const own = (points.time ?? []).map(([place]) => rows[place]).filter(({ who }) => ours.has(who.name));
     const [low, high] = d3.extent(own, ({ problem }) => problem.nk);
-    return new Set(own.map(({ label }) => label)).size * 100 + (own.length ? Math.log2(high / low) : 0);
+    if (!own.length) return [0, 0];
+    const stages = new Set(own.map(({ label }) => label)).size;
+    return [Number(own[0].problem.paired), stages * Math.log2(high / low)];
   };
-  return d3.greatest(charts, weight);
+  return d3.greatest(charts, (a, b) => d3.ascending(...[a, b].map((each) => weight(each)[0]))
+    || d3.ascending(...[a, b].map((each) => weight(each)[1])));
 }
 
 function fill(select, charts, state) {
   const shown = charts.filter(({ points }) => points[state.what]);
   const groups = d3.group(shown, ({ run }) => `${run.machine}: ${run.file}`);
+  const times = d3.rollup(shown, (same) => same.length, ({ title }) => title);
+  const words = ({ run, title }) => times.get(title) === 1 ? title
+    : `${title}; ${run.date.slice(0, 10)}, ${run.file.split("/").at(-1)}`;
   select.replaceChildren(...[...groups].map(([label, own]) => make("optgroup", { label },
-    ...own.map((chart) => make("option", { value: charts.indexOf(chart) }, chart.title)))));
+    ...own.map((chart) => make("option", { value: charts.indexOf(chart) }, words(chart))))));
   select.value = charts.indexOf(state.chart);
 }
 
@@ -80,11 +86,12 @@ function drawChart(figure, rows, { what, chart, hidden }, redraw) {
   const series = all.filter(({ key }) => !hidden.has(key));
   const width = Math.max(280, figure.clientWidth);
   const wide = width > WIDE;
-  const ticks = d3.sort(new Set(points.map(({ x }) => x))).reduce(
-    (kept, n) => (kept.length && n < LEAST * kept.at(-1) ? kept : [...kept, n]), []);
   const height = wide ? 440 : 380;
-  const margin = { marginLeft: 62, marginRight: wide ? 190 : 44, marginTop: 34, marginBottom: 48 };
+  const margin = { marginLeft: 62, marginRight: wide ? 200 : 62, marginTop: 34, marginBottom: 48 };
   const [first, last] = d3.extent(points, ({ x }) => x);
+  const across = (n) => ((width - margin.marginLeft - margin.marginRight) * Math.log(n / first)) / Math.log(last / first);
+  const ticks = d3.sort(new Set(points.map(({ x }) => x))).reduce(
+    (kept, n) => (kept.length && across(n) < APART + across(kept.at(-1)) ? kept : [...kept, n]), []);
   const [low, high] = d3.extent(points, ({ y }) => y);
   // rates are compared by their lengths, from 0; the others span decades
   const scale = what === "rate" ? { type: "linear", domain: [0, high * 1.08] }
@@ -104,9 +111,11 @@ function drawChart(figure, rows, { what, chart, hidden }, redraw) {
     ],
   });
   const [x, y] = [svg.scale("x"), svg.scale("y")];
-  addLabels(svg, series.map(({ row, points: own }) => ({
+  // a variant's long label would leave the picture: its title is enough here
+  const named = ({ row, label: said }) => (row.who.of === null ? said : row.who.title);
+  addLabels(svg, series.map(({ row, points: own, ...each }) => ({
     x: x.apply(own.at(-1).x), y: y.apply(own.at(-1).y),
-    words: wide && own.at(-1).x === last ? row.label : String(row.who.number), // a name would cover lines
+    words: wide && own.at(-1).x === last ? named({ row, ...each }) : row.who.short, // a name would cover lines
   })), height - margin.marginBottom);
   const value = ({ row }) => row[TEXTS[what]];
   const ns = d3.sort(new Set(points.map((point) => point.x)));
@@ -115,6 +124,7 @@ function drawChart(figure, rows, { what, chart, hidden }, redraw) {
     return point ? value(point) : "";
   })]);
   const notes = chart.notes[what].filter((note) => !note.startsWith("hollow"));
+  if (series.some(({ row }) => row.who.edited)) notes.push("†: the code was edited since");
   const said = `${chart.run.machine}, ${chart.run.date.slice(0, 10)}, ${chart.run.file}`;
   const host = make("div", { class: "drawing" }, svg);
   figure.replaceChildren(

@@ -2,7 +2,7 @@
 // nothing to say to each other. Interpreted rows stand below the others and are never ranked.
 
 import { follow, read, write } from "./address.js";
-import { choice, make } from "./dom.js";
+import { choice, make, scrolling } from "./dom.js";
 import { load, openRecord } from "./records.js";
 
 const FILTERS = {
@@ -16,19 +16,24 @@ const FILTERS = {
   file: ["file", (problem) => problem.run.file],
 };
 const DIRECTIONS = { fwd: "forward", bwd: "backward", train: "forward and backward" };
-const ALL = "";
+const ALL = ""; // the others begin with "=": keys that are numbers would come before it
 const SECTION = "comparison";
+// what a reader sees first, if there are more than MUCH problems
 const START = { direction: "fwd", kind: "float16", mask: "none", n: "16384" };
 const MUCH = 24;
-const PAGE = 6; // problems that are shown at a time
+const [PAGE, MORE] = [6, 60]; // problems that are shown, and how many a press of the button adds
 
+const [YARDSTICK, PEERS_FROM] = [3, 100];
 const ratio = (text) => (text === undefined ? null : Number.parseFloat(text.replace("~", "")));
+/** How many times as fast a row is as stage 3; a variant, as its stage. */
+const overBase = ({ over, who }) =>
+  over[Object.keys(over).find((name) => Number.parseInt(name) === (who.of ?? YARDSTICK))];
 // [key, header, value to sort by, whether it ranks by speed]
 const COLUMNS = [
-  ["stage", "stage or peer", (row) => row.who.number],
+  ["stage", "stage or peer", (row) => row.who.rank],
   ["time", "time", (row) => row.time_ms, true],
   ["rate", "rate", (row) => row.flops / row.time_ms, true],
-  ["before", "over the one before", (row) => ratio(row.over.before), true],
+  ["base", "over stage 3", (row) => ratio(overBase(row)), true],
   ["over", "", (row, state) => ratio(row.over[state.rival]), true],
   ["peak", "peak memory", (row) => row.peak_bytes],
   ["error", "max error", (row) => row.err_f64_max],
@@ -38,7 +43,7 @@ const COLUMNS = [
 
 export function mount(element, data) {
   const { problems, rows } = load(data);
-  const state = { filters: {}, sort: "stage", down: false, rival: "3 torch, three GEMMs", shown: PAGE };
+  const state = { filters: {}, sort: "stage", down: false, shown: PAGE };
   /** Filter by the address, or else by START where there is so much that something must be chosen. */
   const choose = () => {
     const wanted = read(SECTION) ?? new URLSearchParams(problems.length > MUCH ? START : {});
@@ -64,7 +69,7 @@ export function mount(element, data) {
     });
     return [key, made];
   });
-  const names = [...new Set(rows.flatMap(({ over }) => Object.keys(over)))].filter((name) => name !== "before")
+  const names = [...new Set(rows.flatMap(({ over }) => Object.keys(over)))].filter((name) => Number.parseInt(name) >= PEERS_FROM)
     .sort((a, b) => Number.parseInt(a) - Number.parseInt(b));
   state.rival = names.includes(state.rival) ? state.rival : (names[0] ?? "");
   const over = choice("compare with", Object.fromEntries(names.map((name) => [name, name])), state.rival,
@@ -79,20 +84,23 @@ export function mount(element, data) {
     count: make("p", { class: "count", role: "status" }),
     head: make("tr"),
     table: make("table", { class: "records" }),
-    more: make("button", { type: "button", onclick: () => draw({ shown: state.shown + 3 * PAGE }) }),
+    more: make("button", { type: "button", onclick: () => draw({ shown: state.shown + MORE }) }),
   };
   parts.table.append(
     make("caption", { class: "hidden" }, "Records: time, rate, ratios, memory, error of each stage"),
     make("thead", {}, parts.head),
   );
   element.append(
-    make("p", {}, "Each block is one problem, measured in one run; a click on a stage opens its record. ",
+    make("p", {}, "Each block is one problem, measured in one run; a click on a figure opens its record. ",
       "Only right results are compared. ", make("b", {}, "~"), " marks a ratio of times that were not taken in turns; ",
-      "brackets hold the quartiles of ratios that were. ", make("b", {}, "†"), ": the code was edited since."),
+      "brackets hold the quartiles of ratios that were: half of the rounds lie between them. ", make("b", {}, "†"),
+      ": the code was edited since. A variant, one thing of a stage changed, is compared with its stage. ",
+      "Where a problem was measured several times, that which deserves most belief comes first: not edited ",
+      "since, in turns, the newest."),
     make("form", { class: "controls", "aria-label": "Filters of the table", onsubmit: (e) => e.preventDefault() },
       ...filters.map(([, made]) => made.element), names.length ? over.element : "", reset),
     parts.count,
-    make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of records" }, parts.table),
+    scrolling("Table of records", parts.table),
     parts.more,
   );
   follow(() => {
@@ -131,9 +139,11 @@ function drawAll(parts, problems, state, draw) {
     : "No record passes all of these filters.";
   parts.head.replaceChildren(...COLUMNS.map((column) => header(column, state, draw)));
   for (const body of [...parts.table.tBodies]) body.remove();
-  // those that compare the most stages come first, of these what was timed in turns
-  const most = [...found].sort((a, b) => fair(b).length - fair(a).length || b.paired - a.paired);
-  parts.table.append(...most.slice(0, state.shown).map((problem) => block(problem, state)));
+  // those that compare the most stages come first; what is of one problem stays together
+  const most = (problem) => Math.max(...problem.others.map((each) => fair(each).length));
+  const firsts = [...new Set(found.map(({ others }) => others))].sort(([a], [b]) => most(b) - most(a));
+  const ordered = firsts.flatMap((others) => others.filter((each) => found.includes(each)));
+  parts.table.append(...ordered.slice(0, state.shown).map((problem) => block(problem, state)));
   const left = found.length - state.shown;
   parts.more.hidden = left <= 0;
   parts.more.textContent = `Show more: ${counted(left, "problem")} left`;
@@ -168,7 +178,9 @@ function block(problem, state) {
   const line = (tag, ...words) =>
     make("tr", { class: tag }, make("th", { colspan: COLUMNS.length, scope: "rowgroup" },
       make("div", {}, ...words)));
-  const said = `${problem.run.machine}; ${problem.paired ? "in turns" : "one process each"}; ${problem.run.file}`;
+  const { run, paired } = problem;
+  const said = [run.date.slice(0, 10), run.machine, paired ? "in turns" : "each alone", run.file,
+    standing(problem)].filter(Boolean).join("; ");
   return make("tbody", {},
     line("problem", problem.title, " ", make("span", { class: "soft" }, said)),
     ...timed.map((row) => tableRow(row, best, state)),
@@ -176,19 +188,30 @@ function block(problem, state) {
     ...interpreted.map((row) => tableRow(row, best, state)));
 }
 
+/** What to believe of a problem that was measured several times. */
+function standing(problem) {
+  const { others } = problem;
+  const [first] = others;
+  if (others.length < 2) return "";
+  if (first === problem) return `measured ${others.length} times: believe this first`;
+  if (problem.edited && !first.edited) return "edited since, another measurement is not";
+  if (!problem.paired && first.paired) return "another measurement was in turns";
+  return "there is a newer measurement";
+}
+
 function tableRow(row, best, state) {
-  const open = () => openRecord(row);
-  const who = make("button", { type: "button", onclick: open, style: `--colour:${row.who.colour}` },
-    make("span", { class: "swatch", "aria-hidden": "true" }), make("b", {}, String(row.who.number)),
-    " ", row.who.title);
+  // a click on it is one on its row, whose every figure opens the record
+  const who = make("button", { type: "button", style: `--colour:${row.who.colour}` },
+    make("span", { class: "swatch", "aria-hidden": "true" }),
+    ...(row.who.of === null ? [make("b", {}, row.who.short), ` ${row.who.title}`] : [row.label]));
   if (row.who.edited) who.append(make("abbr", { title: "its code was edited since" }, "†"));
   const bar = row.fair ? `--part:${(100 * row.flops) / row.time_ms / best}%;--colour:${row.who.colour}` : false;
   const cell = (key, ...words) => make("td", { class: key }, ...words);
-  return make("tr", { class: row.fair ? "fair" : "unfair" },
+  return make("tr", { class: `${row.fair ? "fair" : "unfair"}${row.who.of === null ? "" : " variant"}`, onclick: () => openRecord(row) },
     make("th", { scope: "row", class: "stage" }, who),
     cell("time", row.time),
     make("td", { class: "rate", style: bar }, row.rate),
-    cell("before", ...ratioText(row.over.before)),
+    cell("base", ...ratioText(overBase(row), row.who.of !== null && `over stage ${row.who.of}`)),
     cell("over", ...ratioText(row.over[state.rival])),
     cell("peak", row.peak),
     cell("error", row.error),
@@ -196,8 +219,9 @@ function tableRow(row, best, state) {
     cell(`status ${row.status}`, row.status));
 }
 
-/** "12.3x (12.1-12.5)": the quartiles below the ratio. */
-function ratioText(text = "-") {
+/** "12.3x (12.1-12.5)": the quartiles below the ratio; and over whom, where it isn't the header's. */
+function ratioText(text = "-", over = false) {
   const [ratioPart, quartiles] = text.split(" (");
-  return quartiles ? [ratioPart, make("small", {}, `(${quartiles}`)] : [ratioPart];
+  const below = [quartiles && `(${quartiles}`, over && text !== "-" && over].filter(Boolean);
+  return [ratioPart, ...below.map((words) => make("small", {}, words))];
 }

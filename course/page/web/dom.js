@@ -30,9 +30,15 @@ function power(x) {
   return `${+digits === 1 ? "" : `${+digits} · `}10${raised}`;
 }
 
-/** A box in which what is wider than the page scrolls, by keyboard too. */
+/** A box in which what is wider than the page scrolls, by keyboard too; it fades where more lies. */
 export function scrolling(label, ...children) {
-  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, ...children);
+  const box = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, ...children);
+  const mark = () =>
+    box.classList.toggle("right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  box.addEventListener("scroll", mark, { passive: true });
+  const sizes = new ResizeObserver(mark);
+  for (const each of [box, ...box.children]) sizes.observe(each);
+  return box;
 }
 
 let count = 0;

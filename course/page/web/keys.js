@@ -18,7 +18,9 @@ export class Keys {
   constructor(edit, refuse) {
     Object.assign(this, { edit, refuse });
     this.table = make("table", { class: "keys" });
-    this.element = scrolling("The keys, tile by tile", this.table);
+    this.box = scrolling("The keys, tile by tile", this.table);
+    this.note = make("p", { class: "small", role: "status" });
+    this.element = make("div", {}, this.box, this.note);
   }
 
   /** Make the columns for an example with the sharpened scores s; keeps what is there if it fits. */
@@ -107,6 +109,8 @@ export class Keys {
         const fits = input.value !== "" && input.checkValidity();
         if (fits) input.removeAttribute("aria-invalid");
         else input.setAttribute("aria-invalid", "true"); // "-" on the way to "-2" is, too
+        this.note.textContent = fits ? ""
+          : `The ${label} must be a number from −${LARGEST} to ${LARGEST}. The page still shows ${this.given}.`;
         if (!fits) return;
         this.given = input.value;
         this.edit(name, i, Number(input.value));
@@ -115,6 +119,7 @@ export class Keys {
       onblur: () => {
         if (!input.hasAttribute("aria-invalid")) return;
         input.removeAttribute("aria-invalid");
+        this.note.textContent = "";
         this.refuse(`The ${label} must be a number from −${LARGEST} to ${LARGEST}. It stays ${this.given}.`);
         input.value = this.given;
       },
@@ -133,7 +138,7 @@ export class Keys {
 
   /** Bring a tile's first cell into the box, which is wider than a phone. */
   scrollTo(cell) {
-    const [box, header] = [this.element, this.table.querySelector("th[scope=row]").offsetWidth];
+    const [box, header] = [this.box, this.table.querySelector("th[scope=row]").offsetWidth];
     const [left, right] = [cell.offsetLeft - header, cell.offsetLeft + 2 * cell.offsetWidth];
     if (left < box.scrollLeft || right > box.scrollLeft + box.clientWidth) box.scrollLeft = left;
   }

@@ -38,8 +38,8 @@ export function mount(element) {
     const blind = Math.max(0, nq - nk);
     said.textContent =
       `${count(NEVER)} of ${all} tiles are skipped (${Math.round((100 * count(NEVER)) / all)}%), ` +
-      `${count(MASKED)} need the mask, ${count(FULL)} don’t. Query 0 sees ` +
-      `${keys(seenBy(0, nq, nk, true))}, the last one ${keys(seenBy(nq - 1, nq, nk, true))}.` +
+      `${count(MASKED)} ${count(MASKED) === 1 ? "needs" : "need"} the mask, ` +
+      `${count(FULL)} ${count(FULL) === 1 ? "doesn’t" : "don’t"}. Query 0 sees ${keys(seenBy(0, nq, nk, true))}, the last one ${keys(seenBy(nq - 1, nq, nk, true))}.` +
       (blind ? ` The first ${blind} see none, and their output is 0.` : "");
     picture.replaceChildren(drawn(found, state));
   }

@@ -4,9 +4,10 @@ import { LARGEST, ORDER, PIECES, SMALLEST, error, split, written } from "./bfloa
 import { make, scrolling, show } from "./dom.js";
 
 const COUNTS = [1, 3, 6, 9];
+const PAIRS = 1000;
 
 export function mount(element) {
-  const state = { a: 3.14159265, b: 2.71828183, kept: 6 };
+  const state = { a: 3.14159265, b: 1.7320508, kept: 6 };
   const bits = make("div");
   const grid = make("table", { class: "products" });
   const number = (name) => {
@@ -17,7 +18,8 @@ export function mount(element) {
         const x = Math.fround(input.value.trim() === "" ? NaN : Number(input.value));
         const fits = Math.abs(x) >= SMALLEST && Math.abs(x) <= LARGEST;
         note.textContent = fits ? ""
-          : `Got “${input.value}”, expected a number of a size from 10⁻²⁰ to 10²⁰.`;
+          : `Got “${input.value}” for number ${name}, expected a number of a size from 10⁻²⁰ to 10²⁰. ` +
+            `The page still shows ${state[name]}.`;
         input.setAttribute("aria-invalid", !fits);
         if (fits) state[name] = x;
         display();
@@ -42,7 +44,8 @@ export function mount(element) {
       make("div", {}, make("h3", {}, "Products that are kept"), counts,
         scrolling("The nine products", grid),
         make("p", { class: "small soft" },
-          "Errors are relative to the product a b. Float32 itself rounds it by up to 2⁻²⁴ ≈ 6 · 10⁻⁸."))),
+          "Errors are relative to the product a b. Float32 itself rounds it by up to 2⁻²⁴ ≈ 6 · 10⁻⁸."),
+        make("p", { class: "small" }, ...whySix()))),
   );
 
   function display() {
@@ -66,6 +69,20 @@ export function mount(element) {
   }
 
   display();
+}
+
+/** Say what three products lack, over many pairs of numbers: one pair may be lucky. */
+function whySix() {
+  const spread = (i, step) => Math.fround(1 + ((i * step) % 1)); // from 1 to 2, evenly, in no order
+  const pairs = [...Array(PAIRS).keys()].map((i) => [spread(i, Math.SQRT2), spread(i, Math.sqrt(3))]);
+  const [three, six] = [3, 6].map((count) => Math.max(...pairs.map(([a, b]) => error(a, b, count))));
+  return [
+    make("b", {}, "Why six, where three seem to do? "),
+    `A pair may be lucky: 3.14159265 · 2.71828183 with three products errs by ${show(error(
+      Math.fround(3.14159265), Math.fround(2.71828183), 3))}. But what three leave out is about 2⁻¹⁶ of the ` +
+      `product, where float32 has 24 bits: over ${PAIRS} other pairs they err by up to ${show(three)}, and six by up to ${show(six)}. ` +
+      "A score sums many products, and where they cancel, this error is large beside what is left.",
+  ];
 }
 
 /** A number's sign, exponent and fraction, with the bits that a bfloat16 has in colour. */

@@ -15,6 +15,15 @@ const BREAKS = {
   tail: "forget the tail's mask",
   zero: "start m_i at 0",
 };
+/** Why a mistake does no harm to an example whose last step is `last`. */
+const HARMLESS = {
+  rescale: () => "the max does not rise after the first tile, or what it would shrink weighs next to nothing",
+  tail: ({ past_end }) => past_end.length
+    ? "a score of 0 past the last key weighs next to nothing beside these"
+    : "the last tile is full, so that no place lies past the last key",
+  zero: () => "the output is the same whatever is subtracted from all scores, unless exp overflows or " +
+    "becomes 0, and these scores are not far enough from 0 for that",
+};
 
 export function mount(element) {
   let example = structuredClone(FIRST);
@@ -155,7 +164,7 @@ export function mount(element) {
     const harmless = Math.abs(o - want) <= 1e-5 * (1 + Math.abs(want));
     const says = make("p", {}, "The lab's diagnosis: ", make("strong", {}, MISTAKES[mistake]), ".");
     const here = make("p", {}, harmless
-      ? "These scores don't show it: at the end Online is right all the same. "
+      ? `These scores don’t show it: at the end Online is right all the same, since ${HARMLESS[mistake](steps.at(-1))}. `
       : `After the last tile Online has ${show(o)} in place of ${show(want)}. `);
     const example_of = button("Show an example that does", () =>
       change(structuredClone({ ...SHOWN[mistake], step: 0 })));

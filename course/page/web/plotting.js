@@ -6,7 +6,7 @@
 // gets sharp lines. uPlot draws on a canvas, which has no elements; Vega-Lite is larger and compiles
 // its charts by Function, which the page's policy forbids.
 
-import { make } from "./dom.js";
+import { make, scrolling } from "./dom.js";
 import { openRecord } from "./records.js";
 import "./vendor/d3.min.js";
 import "./vendor/plot.umd.min.js";
@@ -35,24 +35,38 @@ const SYMBOLS = [
 // a line's dash says how a stage ran: modes are apart in the legend, too
 const DASHES = { compiled: "", native: "6 4", interpreted: "1 4" };
 const MODES = {
-  compiled: "Compiled by Triton", native: "Native: torch, C++, Python, other kernels",
+  compiled: "Compiled: Triton and Gluon", native: "Native: torch, C++, Python, other kernels",
   interpreted: "Interpreted, no speed",
 };
 
-/** Group points {x, y, row} by stage and mode, in order: [{key, label, row, points}]. */
+/**
+ * Group points {x, y, row} by stage and mode, in order: [{key, label, row, points, twin}].
+ *
+ * A `twin` has the colour of another stage before it: its line is a double one.
+ */
 export function seriesOf(points) {
   const found = d3.group(points, ({ row }) => `${row.label}, ${row.mode}`);
-  return [...found].map(([key, own]) => ({ key, label: own[0].row.label, row: own[0].row, points: own }));
+  const first = new Map(); // colour -> the stage that had it first
+  return [...found].map(([key, own]) => {
+    const { row } = own[0];
+    if (!first.has(row.who.colour)) first.set(row.who.colour, row.label);
+    const twin = first.get(row.who.colour) !== row.label;
+    return { key, label: row.label + (row.who.edited ? "†" : ""), row, points: own, twin };
+  });
 }
 
 const symbolOf = ({ number }) => SYMBOLS[number % SYMBOLS.length];
 
 /** The marks of series: their lines, then one mark for each point; those that are wrong, hollow. */
 export function marksOf(series, shift = () => 0) {
-  const lines = series.map(({ row, points }) => Plot.line(points, {
-    x: "x", y: "y", stroke: row.who.colour, strokeWidth: 2, strokeDasharray: DASHES[row.mode],
-    dx: shift(points[0]),
-  }));
+  const lines = series.flatMap(({ row, points, twin }) => {
+    const line = (options) => Plot.line(points, {
+      x: "x", y: "y", stroke: row.who.colour, strokeWidth: 2, strokeDasharray: DASHES[row.mode],
+      dx: shift(points[0]), ...options,
+    });
+    if (!twin) return [line()];
+    return [line({ strokeWidth: 5 }), line({ strokeWidth: 2, stroke: "var(--ground)", strokeDasharray: "" })];
+  });
   const dots = series.flatMap(({ points }) => points).map((point) => Plot.dot([point], {
     x: "x", y: "y", r: 5, symbol: symbolOf(point.row.who), stroke: point.row.who.colour, strokeWidth: 2,
     fill: point.row.status === "ok" ? point.row.who.colour : "var(--ground)", dx: shift(point),
@@ -172,10 +186,12 @@ function nearest(marks, { clientX, clientY }) {
 
 /** A legend by mode; each entry shows or hides its line. `hidden`: the keys of hidden series. */
 export function legend(figure, series, hidden, redraw) {
-  const entry = ({ key, label, row }) => {
+  const entry = ({ key, label, row, twin }) => {
     const { colour } = row.who;
+    const line = (stroke, width, dash) => make("path",
+      { d: "M-18,0H18", stroke, "stroke-width": width, "stroke-dasharray": dash });
     const glyph = make("svg", { width: 36, height: 14, viewBox: "-18 -7 36 14", "aria-hidden": "true" },
-      make("path", { d: "M-18,0H18", stroke: colour, "stroke-width": 2, "stroke-dasharray": DASHES[row.mode] }),
+      line(colour, twin ? 5 : 2, DASHES[row.mode]), ...(twin ? [line("var(--ground)", 2, "")] : []),
       make("path", { d: d3.symbol(symbolOf(row.who), 60)(), fill: colour }));
     const toggle = () => {
       if (!hidden.delete(key)) hidden.add(key);
@@ -199,8 +215,7 @@ export function asTable(name, header, rows) {
     make(i ? tag : "th", { scope: i ? (tag === "th" ? "col" : false) : tag === "th" ? "col" : "row" }, text)));
   const table = make("table", { class: "plain" }, make("thead", {}, line("th", header)),
     make("tbody", {}, ...rows.map((texts) => line("td", texts))));
-  const box = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Values: ${name}` }, table);
-  return make("details", {}, make("summary", {}, "The same as a table"), box);
+  return make("details", {}, make("summary", {}, "The same as a table"), scrolling(`Values: ${name}`, table));
 }
 
 /** Call `redraw` when the width of an element changes. */

@@ -6,6 +6,7 @@ import { asTable, d3, draw, GRID, interact, legend, marksOf, onWidth, Plot, seri
 import { load } from "./records.js";
 
 const WIDTHS = { "16 bits": (roof) => roof.dtype.endsWith("16"), float32: (roof) => roof.dtype === "float32" };
+const NARROW = 440; // pixels
 
 export function mount(element, data) {
   const { roofs, rows } = load(data);
@@ -18,7 +19,8 @@ export function mount(element, data) {
   const grid = make("div", { class: "roofs" });
   element.append(
     make("p", {}, "A point is one stage on one problem: how many FLOPs it does per byte, counted, and per second, measured. ",
-      "Left of the ridge memory is the bound, right of it the matrix units. Stages of one intensity stand side by side."),
+      "The roofs meet at the ridge: left of it memory is the bound, right of it the matrix units. Fused stages ",
+      "have the same number of FLOPs per byte; so that they can be told apart, they stand side by side, around their true place."),
     grid,
   );
   for (const [name, own] of figures) {
@@ -41,7 +43,7 @@ function drawRoof(figure, rows, roof, hidden, redraw) {
   const all = seriesOf(points);
   const series = all.filter(({ key }) => !hidden.has(key));
   const width = Math.max(280, figure.clientWidth);
-  const step = width > 440 ? 21 : 16; // between stages side by side
+  const step = 21; // between stages side by side
   const shifts = new Map();
   for (const beside of d3.group(series, ({ points: [{ x }] }) => x.toPrecision(3)).values()) {
     beside.forEach(({ points: own }, i) => own.forEach((point) =>
@@ -74,11 +76,16 @@ function drawRoof(figure, rows, roof, hidden, redraw) {
     ],
   });
   label(svg, roof, series, { slope, top, shift, domain, range });
+  const joined = all.find(({ points: own }) => own.length > 1)?.points;
+  const kinds = joined && d3.sort(joined, ({ y }) => y).map(({ kind }) => kind);
+  const lines = kinds ? "A vertical line joins two measurements of one stage, by the kind of its products: " +
+    `${kinds[0]} below, ${kinds.at(-1)} above. ` : "";
   const host = make("div", { class: "drawing" }, svg);
   const said = (point) => [`${point.kind} products: ${+point.y.toPrecision(3)} ${roof.unit}`,
     `${point.share} of its roof at ${+point.x.toPrecision(4)} FLOP/byte`, point.row.status === "ok" ? point.row.mode : point.row.status];
   figure.replaceChildren(host, legend(figure, all, hidden, redraw),
-    make("figcaption", {}, `${roof.title}. ${roof.machine}. Hollow: wrong by design.`),
+    make("figcaption", {}, `${lines}${roof.title}. ${roof.machine}.${points.some(({ row }) => row.status !== "ok") ? " Hollow: wrong by design." : ""}${
+      points.some(({ row }) => row.who.edited) ? " †: the code was edited since." : ""}`),
     asTable(`roofline, ${roof.title}`, ["stage", "products", "FLOP/byte", roof.unit, "of its roof"], points.map((point) =>
       [point.row.label, point.kind, `${+point.x.toPrecision(4)}`, `${+point.y.toPrecision(3)}`, point.share])));
   interact(host, svg, series, said);
@@ -91,13 +98,21 @@ function label(svg, roof, series, { slope, top, shift, domain, range }) {
   for (const [level, words] of roof.levels) {
     const low = level < top && slope;
     const place = low ? { x: x(level / slope) + 30 } : { x: x(domain[1]), "text-anchor": "end" };
-    write(words, { ...place, y: y(level) - 7 });
+    // where there is little room the lines of stages would cross a unit
+    write(low && x(domain[1]) < NARROW ? words.replace(` ${roof.unit}`, "") : words, { ...place, y: y(level) - 7 });
   }
   if (slope) {
     const start = 1.25 * Math.max(domain[0], range[0] / slope);
     const [left, up] = [x(start), y(slope * start)];
     const slant = (Math.atan2(y(slope * 10 * start) - up, x(10 * start) - left) * 180) / Math.PI;
     write(roof.slope[1], { transform: `translate(${left - 3},${up - 6}) rotate(${slant})` });
+  }
+  // stages that stand side by side have one intensity: say which, below them
+  for (const beside of d3.group(series.flatMap(({ points }) => points), (point) => point.x.toPrecision(3)).values()) {
+    if (new Set(beside.map(({ row }) => row.label)).size < 2) continue;
+    const lowest = Math.max(...beside.map((point) => y(point.y)));
+    const words = `all at ${+beside[0].x.toPrecision(4)} FLOP/byte`;
+    write(words, { x: Math.min(x(beside[0].x), x(domain[1]) - 72), y: lowest + 24, "text-anchor": "middle" });
   }
   for (const { row, points } of series) {
     const highest = d3.greatest(points, (point) => point.y);

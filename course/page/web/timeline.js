@@ -21,7 +21,20 @@ export function mount(element, { timeline }) {
     ...timeline.records.map(drawn),
     make("p", { class: "small soft" }, `Measured on one ${timeline.device}: cycles of ` +
       "a multiprocessor, medians over many tiles; bfloat16, no mask, d = 64, N = 16384. Between the " +
-      "bars lie the correction of acc, the conversion of P, and the marks’ own time."));
+      "bars lie the correction of acc, the conversion of P, and the marks’ own time."),
+    make("p", { class: "small" }, gain(timeline.records)));
+}
+
+/** Why a tile gains less than its products do. */
+function gain(records) {
+  const [turns, ahead] = [91, 9].map((stage) => records.find((each) => each.stage === stage));
+  if (!turns || !ahead) return "";
+  const less = (old, fresh) => `${Math.round(100 * (1 - fresh / old))}%`;
+  const [before, after] = [turns.cycles.products, ahead.cycles.products];
+  return `Products take ${less(before, after)} less time, a tile only ` +
+    `${less(turns.tile_cycles, ahead.tile_cycles)}: of a tile’s ${grouped(turns.tile_cycles)} cycles, products ` +
+    `are only ${grouped(before)}. The rest, most of it softmax, takes ` +
+    `${grouped(turns.tile_cycles - before)} cycles in turn, and ${grouped(ahead.tile_cycles - after)} in stage 9.`;
 }
 
 function drawn({ stage, tile_cycles, spans, cycles }) {
@@ -34,10 +47,11 @@ function drawn({ stage, tile_cycles, spans, cycles }) {
   }));
   const names = consumers.map((each, i) => make("text", { x: 0, y: LANE * i + 24 }, `consumer ${each}`));
   const ticks = [0, 4000, 8000, 12000].map((x) => make("text",
-    { class: "soft", x: across(x), y: bottom + 16, "text-anchor": "middle" }, grouped(x)));
+    { class: "soft", x: across(x), y: bottom + 18, "text-anchor": "middle" },
+    x ? grouped(x) : "0 cycles"));
   return make("div", {}, make("h3", {}, TITLES[stage] ?? `Stage ${stage}`),
-    scrolling(`Timeline of stage ${stage}`,
-      make("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${bottom + 22}`, "aria-hidden": "true" },
+    scrolling(`Timeline. ${TITLES[stage] ?? `Stage ${stage}`}`,
+      make("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${bottom + 26}`, "aria-hidden": "true" },
         ...names, ...bars, ...ticks)),
     make("p", { class: "small" }, `A tile takes ${grouped(tile_cycles)} cycles: ` +
       `products ${grouped(cycles.products)}, softmax ${grouped(cycles.softmax)}.`));
