@@ -63,7 +63,7 @@ def bench_command(
     resume: options.Resume = None,
 ) -> int:
     """Time stages in turns, in one process: speed-ups."""
-    view = View(plot, ceilings)
+    view = View("bench", plot, ceilings)
     if resume is not None:
         return resume_bench(context, view, DEFAULTS, make_limits)
     return new_bench(resuming.kept(context, DEFAULTS), stage or [], out, view)
@@ -74,13 +74,13 @@ DEFAULTS = resuming.defaults(bench_command, "plot", "ceilings")
 
 
 class View:
-    """The output of a run: tables, and the CSV and plots that were asked for.
+    """The output of `ladder COMMAND`: tables, and the CSV and plots that were asked for.
 
     `ceilings`: a file that `ladder ceilings` wrote on the same machine.
     """
 
-    def __init__(self, plots: Path | None, ceilings: Path | None) -> None:
-        self.plots, self.ceilings = plots, show.Ceilings.read(ceilings)
+    def __init__(self, command: str, plots: Path | None, ceilings: Path | None) -> None:
+        self.command, self.plots, self.ceilings = command, plots, show.Ceilings.read(ceilings)
 
     def show(self, path: Path, csv: Path | None, write: bool = True) -> list[Record]:
         """Show the records in `path`, and `write` the CSV and the plots; returns the records."""
@@ -188,7 +188,7 @@ def measure(
 
     def tell(comparison: plan.Comparison, records: Sequence[Record], said: Sequence[str]) -> None:
         results = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
-        progress.finished(where(comparison.problem), results, "bench", "".join(said))
+        progress.finished(where(comparison.problem), results, view.command, "".join(said))
 
     progress = measuring.Progress(len(comparisons), len(comparisons) - len(left))
     with measuring.ended_early() as errors, progress:
@@ -196,7 +196,7 @@ def measure(
     whole = not any(isinstance(error, WriteFailed) for error in errors)
     records = view.show(writer.path, csv_path(writer.path), whole)
     missing = f"{len(plan.unfinished(comparisons, records))} of {len(comparisons)} comparisons"
-    resuming.say_left(errors, "bench", missing, writer.path)
+    resuming.say_left(errors, view.command, missing, writer.path)
     ours = [record for record in records if record["stage"] < PEERS_FROM]
     failed = any(record["status"] in OURS_FAILED for record in ours)
     return measuring.exit_code(errors, failed)

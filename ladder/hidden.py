@@ -47,7 +47,7 @@ def bench_command(
     if out is not None and out.suffix != ".csv":
         raise UserError(f"--out: got {out}, expected a name in .csv: --show writes nothing else")
     measuring.check_out(out)
-    bench.View(plot, ceilings).show(file, out)
+    bench.View("bench", plot, ceilings).show(file, out)
     return 0
 
 

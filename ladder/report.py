@@ -5,10 +5,16 @@ from pathlib import Path
 from harness.records import checkout, files
 from ladder import options
 from ladder.measuring import open_results, writing
+from ladder.options import UserError
+
+BEGINS = b"<!doctype html>"  # what is written over is a page, not somebody's records
 
 
 def report_command(file: options.Reported = None, out: options.Report = Path("report.html")) -> int:
     """Make one HTML page: the lesson, to play with, and the records."""
+    with writing(out):
+        if out.is_file() and out.stat().st_size and not out.read_bytes().startswith(BEGINS):
+            raise UserError(f"--out: {out} is there already, and is no page: name another")
     if not file:
         checkout.need("ladder report", ", or name FILES")
     from course.page import drift, ladder_data, listings, page, vendored

@@ -49,7 +49,7 @@ def ring_command(
     predict: options.Predict = False,
 ) -> int:
     """Time attention over several GPUs in turns, a process each."""
-    view = bench.View(plot, None)
+    view = bench.View("ring", plot, None)
     if resume is not None:
         return bench.resume_bench(context, view, DEFAULTS, make_limits, read_all)
     given = resuming.kept(context, DEFAULTS)

@@ -42,6 +42,16 @@ def test_a_truncated_or_foreign_file_is_named(report, tmp_path, text, named):
     assert str(file) in error and named in error and error.count("\n") == 1
 
 
+def test_no_other_file_is_written_over(capsys, tmp_path):
+    kept, page = tmp_path / "kept.jsonl", tmp_path / "page.html"
+    kept.write_bytes(TOUR.read_bytes())
+    code, _, error = run_here(capsys, "report", kept, "--out", kept)
+    assert code == 2 and "kept.jsonl is there already, and is no page" in error
+    assert kept.read_bytes() == TOUR.read_bytes()
+    for _ in range(2):  # a page is
+        assert run_here(capsys, "report", kept, "--out", page)[0] == 0
+
+
 def test_a_file_that_is_not_there_is_named(report, tmp_path):
     code, _, error, out = report(tmp_path / "none.jsonl")
     assert code == 2 and "none.jsonl" in error and not out.exists()

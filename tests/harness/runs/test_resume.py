@@ -96,6 +96,20 @@ def test_ctrl_c_leaves_a_valid_file_and_a_table_of_what_is_done(tmp_path, begin,
     assert {cell["status"] for cell in cells} == {"ok"}
 
 
+@pytest.mark.slow
+def test_ctrl_c_of_several_ranks_names_the_command_that_goes_on(tmp_path):
+    path = tmp_path / "ring.jsonl"
+    begin = ("ring", "--world", 2, "--device", "cpu", "--n", "32,64,96,128,160", "--stages", "ring")
+    with Started(*begin, "--out", path, log=tmp_path / "log") as run:
+        run.wait_for(lambda: lines(path) >= 2, "its first cell")
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(60) == 130
+        assert run.wait_until_gone() == []
+        said = " ".join(run.text().split())
+    found = re.search(rf"ladder (\w+ --resume {path})", said)
+    assert found and found[1].startswith("ring "), said
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """The bytes of a finished run of SMALL."""
