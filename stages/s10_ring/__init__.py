@@ -117,6 +117,7 @@ def backward(
     seqlens_k: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return dq, dk, dv of this rank's part; None where not wanted. o and lse are of all keys."""
+    agree(plan.group, {"call": f"the backward pass of call {plan.call}"}, {})
     exchange, own = plan.exchange(k), (k, v)
     k, v = k.contiguous(), v.contiguous()
     wants_q, wants_kv = plan.wanted[0], any(plan.wanted[1:])
@@ -231,10 +232,17 @@ class Ring(torch.autograd.Function):
 def world_of(group: dist.ProcessGroup | None) -> int:
     """How many ranks there are; 1 without a process group."""
     if dist.is_available() and dist.is_initialized():
-        if (world := dist.get_world_size(group)) < 1:
+        known: tuple[Any, ...] = (None, dist.GroupMember.NON_GROUP_MEMBER)
+        if not (isinstance(group, dist.ProcessGroup) or group in known):
+            raise wrong("group", type(group).__name__, "a torch.distributed.ProcessGroup, or None")
+        try:
+            world = dist.get_world_size(group)
+        except (KeyError, ValueError):
+            raise wrong("group", "one that was destroyed", "one that is there, or None") from None
+        if world < 1:
             raise wrong("group", "one that this process is not in", "one of its own, or None")
         return world
-    started = int(os.environ.get("WORLD_SIZE", "1"))
+    started = int(os.environ.get("WORLD_SIZE") or "1")
     if started > 1:  # each rank would see its own keys only, and nothing would say so
         raise RuntimeError(
             f"stage 10 (ring): {started} processes were started together (WORLD_SIZE), but there "

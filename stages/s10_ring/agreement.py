@@ -6,7 +6,8 @@ that torch.distributed's processes met at. That passes through CPUs alone, so th
 its GPU: three or four round trips, which a GPU that still has work doesn't notice. They can't be
 left out for what was agreed on before: another rank may call for something else now. The store
 answers W ranks with W messages each, which is little for the GPUs of a few hosts. Each rank then
-decides by the same list of messages, and what one rank finds wrong is raised by all.
+decides by the same list of messages, and what one rank finds wrong is raised by all. A backward
+pass begins with such a message, too: ranks may not go back through their calls in another order.
 """
 
 import itertools
@@ -29,13 +30,16 @@ from . import copies as ways
 from .local import Local, best, wide
 from .schedule import Hop, Span, hop, length, spans
 
-calls: "WeakKeyDictionary[dist.ProcessGroup, itertools.count[int]]" = WeakKeyDictionary()
+Counts = WeakKeyDictionary[dist.ProcessGroup, "itertools.count[int]"]
+messages: Counts = WeakKeyDictionary()
+plans: Counts = WeakKeyDictionary()
 Parts = list[tuple[Span, ...]]  # by rank
 
 
 class Plan(NamedTuple):
     """What all ranks have agreed on for one call."""
 
+    call: int  # the number of it, on all ranks
     group: dist.ProcessGroup
     rank: int
     q_spans: Parts
@@ -108,9 +112,10 @@ def make_plan(
     if seqlens_k is not None and not q.is_cuda and max(shared["seqlens_k"]) > keys:
         raise wrong("seqlens_k", shared["seqlens_k"], f"each in 0..{keys}, the number of all keys")
     wants_q, wants_k, wants_v = shared["requires_grad of q, k, v"]
+    call = next(plans.setdefault(group, itertools.count()))
     return Plan(
-        group, dist.get_rank(group), q_spans, k_spans, causal, overlap, ways.choose(copies, told),
-        (wants_q, wants_k, wants_v), best(q),
+        call, group, dist.get_rank(group), q_spans, k_spans, causal, overlap,
+        ways.choose(copies, told), (wants_q, wants_k, wants_v), best(q),
     )  # fmt: skip
 
 
@@ -136,14 +141,14 @@ def agree(
     the same words on every rank; RuntimeError that names those which don't answer in time.
     """
     store, rank, world = _get_process_group_store(group), dist.get_rank(group), group.size()
-    call = next(calls.setdefault(group, itertools.count()))
+    call = next(messages.setdefault(group, itertools.count()))
     keys = [f"ring/{call}/{r}" for r in range(world)]
     try:
         store.set(keys[rank], json.dumps([error, dict(shared), dict(own)]))
         told = [json.loads(x) for x in store.multi_get(keys)]
         if call:  # all have sent this one, and so have read the last one
             store.delete_key(f"ring/{call - 1}/{rank}")
-    except dist.DistError as failed:
+    except RuntimeError as failed:  # some stores raise no DistError
         raise RuntimeError(f"ring attention: {who_is_missing(store, keys)} ({failed})") from failed
     for r, (found, _, _) in enumerate(told):
         if found:
@@ -160,6 +165,6 @@ def who_is_missing(store: dist.Store, keys: list[str]) -> str:
     """Which ranks have sent no message, in words."""
     try:
         missing = [str(r) for r, key in enumerate(keys) if not store.check([key])]
-    except dist.DistError:
+    except RuntimeError:
         return "the group's store is gone: the process that keeps it, often rank 0, has ended"
     return f"no answer from rank {', '.join(missing)}: it has ended, or does something else"

@@ -125,13 +125,22 @@ class ByEngine:
         self.side = torch.cuda.Stream(device)
         self.patience = int(timeout_of(group).total_seconds() * 1000)  # ms
         self.turn = self.capacity = 0
+        self.memory: Any = None
+        self.handle: Any = None
+        self.last = torch.cuda.current_stream(device)
 
     def reserve(self, group: dist.ProcessGroup, needed: int) -> "ByEngine":
         """Have slots of `needed` bytes, the same number on all ranks, all of which call this.
 
-        What was there before is given back: every exchange has been waited for.
+        What was there before is given back: every exchange has been waited for. A call on another
+        stream than the last one's begins after that, whose slots it takes.
         """
+        now = torch.cuda.current_stream(self.device)
+        now.wait_stream(self.last)
+        self.last = now
         if needed > self.capacity:
+            torch.cuda.synchronize(self.device)  # what is queued may still read the old slots
+            self.memory = self.handle = None
             # multicast, which the barrier would use, doesn't work on every machine
             os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
             from torch.distributed import _symmetric_memory as symmetric

@@ -81,7 +81,7 @@ def engine(folder, late):
 
     cuda = SimpleNamespace(
         Stream=lambda device: side, current_stream=lambda device: main,
-        stream=lambda stream: contextlib.nullcontext(),
+        stream=lambda stream: contextlib.nullcontext(), synchronize=lambda device: None,
     )  # fmt: skip
     with (
         patch.object(symmetric, "empty", empty),

@@ -203,6 +203,7 @@ def refused(case, where, world):
         "engine": {"copies": "engine"},
         "copies": {"copies": "nvlink"},
         "zigzag": {"zigzag": 1},
+        "group": {"group": "x"},
         "lengths": {"seqlens_k": torch.tensor([25, 1], dtype=torch.int32)},
         "other lengths": {"seqlens_k": torch.tensor([24, 1], dtype=torch.int32)},
     }
@@ -229,6 +230,22 @@ def twice(problem, world):
     o = s10_ring.ring(*leaves, causal=True, group=GROUPS[world])
     [dq] = torch.autograd.grad(o, leaves[:1], dO, create_graph=True)
     return torch.autograd.grad(dq.sum(), leaves[:1])
+
+
+def in_other_orders(problem, world):
+    """What is raised where rank 1 asks for the gradients of two calls in the other order."""
+    group, asked = GROUPS[world], []
+    *inputs, dO = parts_of(problem, s10_ring, group, True)
+    for _ in range(2):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        asked.append((s10_ring.ring(*leaves, causal=True, group=group), leaves))
+    if dist.get_rank() == 1:
+        asked.reverse()
+    try:
+        for o, leaves in asked:
+            torch.autograd.grad(o, leaves, dO)
+    except ValueError as error:
+        return str(error)
 
 
 def ends(problem, when):

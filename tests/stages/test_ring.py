@@ -283,6 +283,7 @@ REFUSED = {  # what is wrong -> on which ranks, what all say
     "engine": ([0, 1, 2], "copies: got 'engine', expected 'group' or None"),
     "copies": ([0, 1], "rank 0 of 3: copies: got 'nvlink'"),
     "zigzag": ([1], "rank 1 of 3: zigzag: got 1, expected True or False"),
+    "group": ([0, 1, 2], "group: got str, expected a torch.distributed.ProcessGroup, or None"),
     "lengths": ([0, 1, 2], r"seqlens_k: got \[25, 1\], expected each in 0..24, the number of all"),
     "another call": ([1], "call: got attend on rank 0, unshard on rank 1, attend on rank 2"),
     "other lengths": ([0], r"seqlens_k: got \[24, 1\] on rank 0, None on rank 1"),
@@ -314,8 +315,20 @@ def test_a_gradient_of_a_gradient_is_refused(ranks):
         assert said.args[0] == "RuntimeError" and "differentiated twice" in said.args[1]
 
 
+def test_gradients_of_calls_in_another_order_are_refused(ranks):
+    """Else the keys of one call would meet the queries of another, in silence."""
+    said = ranks.all(ring_ranks.in_other_orders, problem(24), 3, ranks=3)
+    assert len(set(said)) == 1, said
+    words = r"^call: got the backward pass of call (\d+) on rank 0, the backward pass of call (\d+)"
+    found = re.match(words, said[0])
+    assert found and int(found[1]) + 1 == int(found[2])
+    check(ranks, problem(24), 3)
+
+
 def test_processes_without_a_group_are_refused(monkeypatch):
     """Each would see its own keys only: a smooth loss, and more speed than there can be."""
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert s10_ring.world_of(None) == 1
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match=r"no process group: call .*init_process_group"):
         attend(s10_ring, *normal((1, 1, 4, 4, 8), 0)[:3])
