@@ -231,11 +231,13 @@ class Ring(torch.autograd.Function):
 
 def world_of(group: dist.ProcessGroup | None) -> int:
     """How many ranks there are; 1 without a process group."""
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_available() and (dist.is_initialized() or group is not None):
         known: tuple[Any, ...] = (None, dist.GroupMember.NON_GROUP_MEMBER)
         if not (isinstance(group, dist.ProcessGroup) or group in known):
             raise wrong("group", type(group).__name__, "a torch.distributed.ProcessGroup, or None")
         try:
+            if isinstance(group, dist.ProcessGroup):
+                dist.get_process_group_ranks(group)  # raises where it is destroyed
             world = dist.get_world_size(group)
         except (KeyError, ValueError):
             raise wrong("group", "one that was destroyed", "one that is there, or None") from None

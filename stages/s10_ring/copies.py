@@ -140,7 +140,7 @@ class ByEngine:
         self.last = now
         if needed > self.capacity:
             torch.cuda.synchronize(self.device)  # what is queued may still read the old slots
-            self.memory = self.handle = None
+            self.memory, self.handle, self.capacity = None, None, 0
             # multicast, which the barrier would use, doesn't work on every machine
             os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
             from torch.distributed import _symmetric_memory as symmetric

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import ring_ranks
 import torch
+import torch.distributed as dist
 from ring_ranks import RankFailed, Ranks
 from stage_checks import attend, normal
 
@@ -323,6 +324,23 @@ def test_gradients_of_calls_in_another_order_are_refused(ranks):
     found = re.match(words, said[0])
     assert found and int(found[1]) + 1 == int(found[2])
     check(ranks, problem(24), 3)
+
+
+def test_what_is_no_group_or_was_destroyed_is_refused():
+    """Without a process group, too: else each rank would see its own keys only."""
+    with pytest.raises(ValueError, match=r"^group: got str, expected a torch\.distributed"):
+        s10_ring.world_of("x")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group, kept = dist.new_group([0]), dist.group.WORLD
+        assert s10_ring.world_of(group) == s10_ring.world_of(None) == 1
+        dist.destroy_process_group(group)
+        with pytest.raises(ValueError, match=r"^group: got one that was destroyed"):
+            s10_ring.world_of(group)
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(ValueError, match=r"^group: got one that was destroyed"):
+        s10_ring.world_of(kept)
 
 
 def test_processes_without_a_group_are_refused(monkeypatch):
