@@ -149,6 +149,21 @@ def run(problem, world, options):
     return [x.detach().double().cpu().numpy() for x in whole]
 
 
+def of_minus_infinity(world, causal, interpreted):
+    """The output, and the true one: row 5 has no scores but -inf, row 9 has such of some keys."""
+    q, k, v = torch.randn(3, 1, 2, 16, 8, generator=torch.Generator().manual_seed(0))
+    q[..., :2], k[..., :2] = 0.0, torch.tensor([1e20, 0.0])
+    q[:, :, 5, 0] = q[:, :, 9, 1] = -1e20
+    k[:, :, :8, 1] = 1e20  # of row 9 these scores are -inf
+    group = GROUPS[world]
+    parts = (s10_ring.shard(x, causal=causal, group=group) for x in (q, k, v))
+    with patch.object(agreement, "best", stage_7 if interpreted else local.best):
+        o = s10_ring.ring(*parts, causal=causal, group=group)
+    whole = s10_ring.unshard(o, causal=causal, group=group)
+    q, k, v = (x.double() for x in (q, k, v))
+    return whole.numpy(), stages.by_number(3).attend(q, k, v, causal=causal).numpy()
+
+
 def run_by_engine(problems, world, folder, late):
     """What `run` gives of each problem, in turn, by a copy engine that is made up."""
     with fake_engine.engine(folder, late):

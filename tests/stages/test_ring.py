@@ -172,6 +172,16 @@ def test_what_has_no_weight_may_be_anything(merging):
     assert (part == 1).all() and (none == 0).all()
 
 
+def test_scores_of_minus_infinity_alone_are_nan_after_the_merge(merging):
+    """A row that sees no key is 0, one that has only such scores NaN, in every order."""
+    parts = torch.tensor([[0.0, math.nan, 0.0, math.nan], [0.0, 0.0, math.nan, math.nan]])
+    o, part = (x[None, None, :, None].repeat(1, 1, 1, 4) for x in parts)
+    lse, part_lse = torch.full((2, 1, 1, 4), -math.inf)
+    merging(o, lse, part, part_lse)
+    assert o[0, 0].isnan().any(-1).tolist() == [False, True, True, True]
+    assert (o[0, 0, 0] == 0).all() and (lse == -math.inf).all()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not has_module("triton"), reason="no triton")
 def test_the_kernel_is_compiled_without_spills(compiler):
@@ -219,6 +229,24 @@ def test_the_error_does_not_grow_with_the_ranks(ranks, causal):
     asked = problem(96, causal=causal, b=1)
     for world in (1, *WORLDS):
         check(ranks, asked, world)
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+@CAUSAL
+def test_a_row_of_minus_infinity_is_nan_however_many_ranks(ranks, causal, interpreted):
+    """As the contract has it; other such scores count for nothing."""
+    if interpreted:
+        pytest.importorskip("triton")
+    for world in (1, *WORLDS):
+        found, truth = ranks.one(
+            ring_ranks.of_minus_infinity, world, causal, interpreted, ranks=world
+        )
+        o, want = map(torch.from_numpy, (found, truth))
+        assert o.isnan().any(-1)[0].tolist() == [[i == 5 for i in range(16)]] * 2, world
+        rest = [i for i in range(16) if i != 5]
+        u = torch.finfo(torch.float32).eps
+        # the scores of the other rows are sums of 6 products of about 1
+        assert ((o - want)[:, :, rest].abs() <= 64 * u * want.abs().max()).all(), world
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
