@@ -23,7 +23,8 @@ per exchange covers both.
 import functools
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from math import prod
 from pathlib import Path
@@ -33,7 +34,6 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _get_process_group_store
 
 from stages.common.contract import wrong
 
@@ -60,10 +60,9 @@ class Exchange(Protocol):
         """
 
 
-def timeout_of(group: dist.ProcessGroup) -> timedelta:
-    """How long a rank waits for the others: what init_process_group was given as `timeout`."""
-    store: Any = _get_process_group_store(group)
-    found: timedelta = store.timeout
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """How long a rank waits for the others: the `timeout` that the group was made with."""
+    found: timedelta = group._get_backend(device).options._timeout
     return found
 
 
@@ -85,20 +84,28 @@ class ByGroup:
             dist.P2POp(dist.irecv, x, group=self.group, group_peer=before, tag=tag)
             for tag, x in enumerate(self.incoming)
         ]
-        self.works = dist.batch_isend_irecv(send + receive)
+        with self.naming():
+            self.works = dist.batch_isend_irecv(send + receive)
 
     def wait(self) -> list[Tensor]:
-        try:
+        with self.naming():
             for work in self.works:
                 work.wait()
+        return self.incoming
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Have an error of torch.distributed name the ranks that may be its cause."""
+        try:
+            yield
         except RuntimeError as failed:
             before, after = (self.rank - 1) % self.world, (self.rank + 1) % self.world
+            silent = timeout_of(self.group, self.incoming[0].device).total_seconds()
             raise RuntimeError(
                 f"ring attention: rank {self.rank} lost rank {before}, which it receives from, or "
-                f"rank {after}, which it sends to: it has ended, or was silent for "
-                f"{timeout_of(self.group).total_seconds():g} s ({failed})"
+                f"rank {after}, which it sends to: it has ended, or was silent for {silent:g} s "
+                f"({failed})"
             ) from failed
-        return self.incoming
 
 
 class AtOnce:
@@ -123,7 +130,7 @@ class ByEngine:
         self.rank, self.device = dist.get_rank(group), device
         self.after = (self.rank + 1) % group.size()
         self.side = torch.cuda.Stream(device)
-        self.patience = int(timeout_of(group).total_seconds() * 1000)  # ms
+        self.patience = int(timeout_of(group, device).total_seconds() * 1000)  # ms
         self.turn = self.capacity = 0
         self.memory: Any = None
         self.handle: Any = None

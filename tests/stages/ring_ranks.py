@@ -3,10 +3,14 @@
 They come from a server that has torch imported, which saves two seconds for each.
 """
 
+import contextlib
+import itertools
 import multiprocessing
 import os
+import threading
 import traceback
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from unittest.mock import patch
 
@@ -261,6 +265,91 @@ def in_other_orders(problem, world):
             torch.autograd.grad(o, leaves, dO)
     except ValueError as error:
         return str(error)
+
+
+def brief():
+    """A new group of all ranks, which doesn't wait for long."""
+    return dist.new_group(timeout=timedelta(seconds=2))
+
+
+@contextlib.contextmanager
+def failing(where, hop, error):
+    """The attention of this rank, unless it is `where`; there `error` is raised at the `hop`-th."""
+    hops, plain = itertools.count(1), local.best
+
+    def failing(passes):
+        def attention(*arguments):
+            if next(hops) == hop and dist.get_rank() == where:
+                raise error("made up")
+            return passes(*arguments)
+
+        return attention
+
+    def best(q):
+        found = plain(q)
+        return found._replace(forward=failing(found.forward), backward=failing(found.backward))
+
+    with patch.object(agreement, "best", best):
+        yield
+
+
+def said(function, *arguments, **options):
+    """What a call raises, its type and text, or '' and what it returns."""
+    try:
+        return "", function(*arguments, **options)
+    except BaseException as error:
+        return type(error).__name__, str(error)
+
+
+def fails_amid(problem, hop, error):
+    """What three calls say, of which rank 1 fails amid the first; `hop` counts both passes'."""
+    group = brief()
+    *inputs, dO = parts_of(problem, s10_ring, group, True)
+
+    def call():
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        o = s10_ring.ring(*leaves, causal=True, group=group)
+        return [x.sum().item() for x in torch.autograd.grad(o, leaves, dO)]
+
+    with failing(1, hop, error):
+        return [said(call) for _ in range(3)]
+
+
+def by_threads(problem):
+    """What a call says while another thread's is under way, what that one says, and the next."""
+    group, under_way, refused = brief(), threading.Event(), threading.Event()
+    q, k, v, _ = parts_of(problem, s10_ring, group, True)
+    plain = local.best
+
+    def best(q):
+        def forward(*arguments):
+            under_way.set()
+            refused.wait()
+            return found.forward(*arguments)
+
+        found = plain(q)
+        return found._replace(forward=forward)
+
+    def call():
+        return said(s10_ring.ring, q, k, v, causal=True, group=group)
+
+    with patch.object(agreement, "best", best), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(call)
+        under_way.wait()
+        second = call()
+        refused.set()
+        return first.result(), second, call()
+
+
+def back_in_a_thread(problem, world):
+    """Whether a backward pass in another thread has the gradients of one in this thread."""
+    *inputs, dO = parts_of(problem, s10_ring, GROUPS[world], True)
+    leaves = [x.requires_grad_() for x in inputs]
+    o = s10_ring.ring(*leaves, causal=True, group=GROUPS[world])
+    here = torch.autograd.grad(o, leaves, dO, retain_graph=True)
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(torch.autograd.grad, o, leaves, dO).result()
+    return all(map(torch.equal, here, there))
 
 
 def ends(problem, when):

@@ -398,6 +398,44 @@ def test_a_rank_that_ends_ends_the_others_which_name_it(when, words):
     assert re.search(r"\brank .*1\b", said[0].args[1]), said[0].args[1]
 
 
+# ---- a call that fails midway, and two at once
+
+ANEW = r"can't use that group any more: .*new_group"
+
+
+@pytest.mark.parametrize(("hop", "error"), [
+    (1, MemoryError), (2, KeyboardInterrupt), (3, ValueError), (4, MemoryError), (6, MemoryError),
+])  # fmt: skip
+def test_an_error_on_one_rank_ends_the_call_on_all(ranks, hop, error):
+    """Which name it; and a later call doesn't meet what is left of this one."""
+    asked = problem(24)
+    found = ranks.all(ring_ranks.fails_amid, asked, hop, error)
+    name = rf"rank 1 of 4 failed amid a call: {error.__name__}: made up"
+    assert found[1][0] == (error.__name__, "made up")
+    for rank, (first, second, third) in enumerate(found):
+        assert third[0] == second[0] == "RuntimeError", found
+        # one that had all it needed finds out in its next call
+        later = rank != 1 and first[0] == ""
+        assert rank == 1 or later or (first[0] == "RuntimeError" and re.search(name, first[1]))
+        assert later or (re.search(name, second[1]) and re.search(ANEW, second[1])), second
+        assert re.search(name, third[1]) and re.search(ANEW, third[1]), third
+    check(ranks, asked, 3)  # other groups go on
+
+
+def test_two_threads_at_once_are_refused(ranks):
+    """On each rank either may be first, and would meet the other's keys."""
+    for rank, (first, second, third) in enumerate(ranks.all(ring_ranks.by_threads, problem(24))):
+        words = r"two threads of rank \d of 4 called it on one process group at once"
+        for kind, text in (first, second, third):
+            assert kind == "RuntimeError" and re.search(words, text), (rank, text)
+        assert re.search(ANEW, second[1]) and re.search(ANEW, third[1])
+
+
+def test_another_thread_may_go_back(ranks):
+    """As torch's own does, on a GPU."""
+    assert ranks.all(ring_ranks.back_in_a_thread, problem(24), 3, ranks=3) == [True] * 3
+
+
 # ---- mistakes
 
 
