@@ -226,8 +226,7 @@ class Ring(torch.autograd.Function):
 
         def run(do: Tensor, *kept: Tensor) -> Any:
             plan, (q, k, v, o, lse) = ctx.plan, kept
-            shared = {"call": f"the backward pass of call {plan.call}"}
-            with call_on(plan.group, partial(agree, plan.group, shared, {})):
+            with call_on(plan.group, partial(plan.agree_again, q.device)):
                 return backward(plan, q, k, v, o, lse, do, seqlens_k)
 
         return None, *FirstDerivative.apply(STAGE, run, do, *kept), None

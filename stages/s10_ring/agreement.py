@@ -65,6 +65,11 @@ class Plan(NamedTuple):
         owner = (self.rank - step) % self.world
         return (*k.shape[:2], length(self.k_spans[owner]), k.shape[3])
 
+    def agree_again(self, device: torch.device) -> None:
+        """Agree with the other ranks that what follows is this call's backward pass."""
+        shared = {"call": f"the backward pass of call {self.call}"}
+        ways.keep_alike(self.group, agree(self.group, shared, ways.slots_of(self.group, device)))
+
     def exchange(self, k: Tensor) -> ways.Exchange:
         """How K and V travel and, where there will be gradients, dK and dV in float32."""
         most = k[:, :, 0].numel() * max(map(length, self.k_spans))
@@ -103,10 +108,14 @@ def make_plan(
             "seqlens_k given": seqlens_k is not None,
             "requires_grad of q, k, v": [wanted_of(x) for x in (q, k, v)],
         }  # fmt: skip
-        own = {"q": q.shape[2], "k": k.shape[2], **ways.reach(q.device)}
+        own = {
+            "q": q.shape[2], "k": k.shape[2], **ways.reach(q.device),
+            **ways.slots_of(group, q.device),
+        }  # fmt: skip
     except (ValueError, StageUnavailable) as found:
         error = str(found)
     told = agree(group, shared, own, error)
+    ways.keep_alike(group, told)
     q_spans, k_spans = (cut_as_told(name, told, zigzag and causal) for name in ("q", "k"))
     queries, keys = (sum(map(length, held)) for held in (q_spans, k_spans))
     if causal and queries != keys:

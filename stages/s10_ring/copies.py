@@ -131,7 +131,7 @@ class ByEngine:
         self.after = (self.rank + 1) % group.size()
         self.side = torch.cuda.Stream(device)
         self.patience = int(timeout_of(group, device).total_seconds() * 1000)  # ms
-        self.turn = self.capacity = 0
+        self.turn = self.capacity = 0  # exchanges so far; bytes of a slot
         self.memory: Any = None
         self.handle: Any = None
         self.last = torch.cuda.current_stream(device)
@@ -139,15 +139,14 @@ class ByEngine:
     def reserve(self, group: dist.ProcessGroup, needed: int) -> "ByEngine":
         """Have slots of `needed` bytes, the same number on all ranks, all of which call this.
 
-        What was there before is given back: every exchange has been waited for. A call on another
+        Smaller ones are given back before: every exchange has been waited for. A call on another
         stream than the last one's begins after that, whose slots it takes.
         """
         now = torch.cuda.current_stream(self.device)
         now.wait_stream(self.last)
         self.last = now
         if needed > self.capacity:
-            torch.cuda.synchronize(self.device)  # what is queued may still read the old slots
-            self.memory, self.handle, self.capacity = None, None, 0
+            self.give_back()
             # multicast, which the barrier would use, doesn't work on every machine
             os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
             from torch.distributed import _symmetric_memory as symmetric
@@ -156,6 +155,12 @@ class ByEngine:
             self.handle = symmetric.rendezvous(self.memory, group)
             self.capacity = needed
         return self
+
+    def give_back(self) -> None:
+        """Have no slots any more, as at the beginning."""
+        torch.cuda.synchronize(self.device)  # what is queued may still read the old ones
+        self.memory = self.handle = None
+        self.turn = self.capacity = 0
 
     def slot(self, rank: int, like: Sequence[Tensor], shapes: Shapes) -> list[Tensor]:
         """Tensors of `shapes` in the current slot of `rank`, with the dtypes of `like`.
@@ -184,7 +189,25 @@ class ByEngine:
         return self.incoming
 
 
-engines: "WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, ByEngine]]" = WeakKeyDictionary()
+engines: "WeakKeyDictionary[dist.ProcessGroup, ByEngine]" = WeakKeyDictionary()
+
+
+def slots_of(group: dist.ProcessGroup, device: torch.device) -> dict[str, list[int]]:
+    """What the others must know of the slots that this rank has for `group` on `device`."""
+    kept = engines.get(group)
+    if kept is None or kept.device != device:
+        return {"slots": [0, 0]}
+    return {"slots": [kept.capacity, kept.turn]}
+
+
+def keep_alike(group: dist.ProcessGroup, told: Sequence[dict[str, Any]]) -> None:
+    """Give the slots back unless all ranks told the same of theirs: all have none then.
+
+    Else a rank that changed its GPU would reserve some, and wait in vain for the others to do so.
+    """
+    kept = engines.get(group)
+    if kept is not None and any(each["slots"] != told[0]["slots"] for each in told):
+        kept.give_back()
 
 
 @functools.cache
@@ -216,8 +239,10 @@ def make_exchange(
     """An Exchange of up to `needed` bytes at once, as `aligned` counts them. All ranks call."""
     exchange: Exchange = ByGroup(group)
     if copies == "engine":
-        kept = engines.setdefault(group, {})
-        if device not in kept:
-            kept[device] = ByEngine(group, device)
-        exchange = kept[device].reserve(group, needed)
+        kept = engines.get(group)
+        if kept is None or kept.device != device:
+            if kept is not None:
+                kept.give_back()
+            kept = engines[group] = ByEngine(group, device)
+        exchange = kept.reserve(group, needed)
     return exchange if overlap else AtOnce(exchange)

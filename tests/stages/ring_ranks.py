@@ -174,6 +174,29 @@ def run_by_engine(problems, world, folder, late):
         return [run(each, world, {"copies": "engine"}) for each in problems]
 
 
+def run_by_another_engine(problem, world, folder, moment):
+    """What `run` gives by a copy engine, after and while rank 1 changes its GPU, also made up."""
+    plain = s10_ring.Ring.backward
+
+    def change():
+        if dist.get_rank() == 1:
+            copies.engines[GROUPS[world]].device = "another"
+
+    def backward(*arguments):
+        if moment == "backward":
+            change()
+        return plain(*arguments)
+
+    options = {"copies": "engine"}
+    with fake_engine.engine(folder, False), patch.object(s10_ring.Ring, "backward", backward):
+        first = run(problem, world, options)
+        if moment == "forward":
+            change()
+        second, third = (run(problem, world, options) for _ in range(2))
+        mine = copies.engines[GROUPS[world]]
+        return first, second, third, (mine.capacity, mine.turn)
+
+
 def attends(problem):
     """Whether attend, which is given no group, computes what the ring of all ranks does."""
     q, k, v, _ = parts_of(problem, s10_ring, None, True)

@@ -263,6 +263,19 @@ def test_the_copy_engine_gives_the_bits_of_the_group(ranks, world, late, tmp_pat
         assert all((x == y).all() for x, y in zip(outputs, same, strict=True))
 
 
+@pytest.mark.parametrize("moment", ["forward", "backward"])
+def test_ranks_have_slots_alike_after_one_has_changed_its_gpu(ranks, moment, tmp_path):
+    """Else that rank would reserve some alone, and all would wait."""
+    asked = problem(24)
+    given = asked, 3, str(tmp_path), moment
+    found = ranks.all(ring_ranks.run_by_another_engine, *given, ranks=3)
+    same = ranks.one(ring_ranks.run, asked, 3, {}, ranks=3)
+    for *outputs, slots in found:
+        for each in outputs:
+            assert all((x == y).all() for x, y in zip(each, same, strict=True))
+        assert slots == found[0][-1]
+
+
 @pytest.mark.skipif(not has_module("triton"), reason="no triton")
 @CAUSAL
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
