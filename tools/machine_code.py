@@ -115,6 +115,14 @@ def shared_registers(text: str) -> tuple[set[int], set[int]]:
     return written, {n + more for n in named for more in range(2 if pairs else 1)}
 
 
+def reads_before_writes(sass: str) -> bool:
+    """Whether all threads of a program meet between its last read of memory and its first write."""
+    code = [text for _, text in instructions(sass)]
+    reads = [at for at, text in enumerate(code) if "LDG" in text]
+    writes = [at for at, text in enumerate(code) if "STG" in text]
+    return any("BAR.SYNC" in text for text in code[max(reads) : min(writes)])
+
+
 def unset_registers(sass: str) -> list[str]:
     """Instructions that read a uniform register which on some way to them nothing has written."""
     code = instructions(sass)

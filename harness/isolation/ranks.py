@@ -145,6 +145,8 @@ def join(order: Order) -> None:
         if have < world:
             raise StageUnavailable(f"{world} ranks need as many GPUs; this machine has {have}")
         torch.cuda.set_device(order.rank)
+        # else a rank that is ended beside others prints that it can't reach them
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         patience *= 10  # NCCL would end the process at that time, and the wrong one be blamed
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may have no address

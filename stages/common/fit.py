@@ -104,11 +104,11 @@ def shared_needed(config: Config, walk: Walk, kind: str, card: Card) -> int:
 def without_spills(config: Config, walk: Walk, card: Card) -> Config:
     """A configuration in 16 bits that spills nothing, up to d = 128 and without masks.
 
-    Those of the tables spill nothing on sm_80 and sm_90. On other cards 4 warps become 8 where each
-    thread would hold 96 values of s, of the output and of a walked tile. In the forward pass a
-    thread may have all 255 registers there: ptxas would take fewer, to have more programs at once.
+    Those of the tables spill nothing on sm_90. On other cards 4 warps become 8 where each thread
+    would hold 96 values of s, of the output and of a walked tile. In the forward pass a thread may
+    have all 255 registers there: ptxas would take fewer, to have more programs at once.
     """
-    if card.capability in ((8, 0), (9, 0)):
+    if card.capability == (9, 0):
         return config
     kept, walked, BLOCK_D = config[walk.keeps], config[walk.walks], config["BLOCK_D"]
     held = kept * walked + kept * BLOCK_D + walked * BLOCK_D // 2  # two of 16 bits in a register

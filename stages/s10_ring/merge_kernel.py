@@ -34,6 +34,8 @@ def merge_kernel(
     part_lse = tl.load(part_lse_ptrs, mask=in_range, other=0.0)  # (BLOCK_M,)
     o = tl.load(o_ptrs, mask=mask, other=0.0).to(tl.float32)  # (BLOCK_M, BLOCK_D)
     part = tl.load(part_ptrs, mask=mask, other=0.0).to(tl.float32)  # (BLOCK_M, BLOCK_D)
+    # each warp reads all of lse, and one writes it: a warp that is late would read what was written
+    tl.debug_barrier()
     m = tl.maximum(lse, part_lse)
     m = tl.where(m == float("-inf"), 0.0, m)  # -inf - -inf would be NaN
     w, part_w = tl.exp2(lse - m), tl.exp2(part_lse - m)  # (BLOCK_M,)
