@@ -24,6 +24,7 @@ first half's sums go home while the second is computed. Read the rest of the sta
     local.py         attention on one rank: stage 9, 7 or 3, as functions of plain tensors
     copies.py        how tensors get to the next rank: post, compute, wait
     agreement.py     what ranks tell each other before they send, so that none waits in vain
+    calls.py         one call at a time, and none after one that failed midway
 
 The first three are the idea, the others what it takes to be fast, and never to hang or be wrong.
 
@@ -310,8 +311,9 @@ def attend(
     the whole and the best stage of this machine computes it.
 
     Raises ValueError on input that breaks the contract (stages/contract.py) or doesn't fit that of
-    other ranks, on all ranks in the same words; RuntimeError where a rank has ended or is silent
-    for longer than the process group's timeout, and where it is differentiated twice.
+    other ranks, on all ranks in the same words; RuntimeError where a rank has failed, has ended or
+    is silent for longer than the process group's timeout, from then on at every call; in threads
+    that call at once; and where it is differentiated twice.
     """
     return ring(q, k, v, causal=causal, seqlens_k=seqlens_k)
 

@@ -39,10 +39,8 @@ def call_on(group: dist.ProcessGroup, agree: Callable[[], Agreed]) -> Iterator[A
     ranks may be at different points: all that use the group then get a RuntimeError that names the
     rank that failed. Raises RuntimeError, too, in two threads that make calls at once.
     """
-    calls, name = (
-        of_group.setdefault(group, Calls()),
-        f"rank {dist.get_rank(group)} of {group.size()}",
-    )
+    calls = of_group.setdefault(group, Calls())
+    name = f"rank {dist.get_rank(group)} of {group.size()}"
     if not (calls.failed or calls.one.acquire(blocking=False)):
         calls.failed = f"{SAID}two threads of {name} called it on one process group at once"
     if calls.failed:

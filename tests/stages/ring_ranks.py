@@ -90,9 +90,7 @@ def serve(link, rank, world, port, backend):
         tuner.choose = lambda kernel, candidates, *_, **__: candidates[0]
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-    for members in range(1, world):  # groups of the first ranks
-        GROUPS[members] = dist.new_group(range(members), timeout=TIMEOUT)
-    GROUPS[world] = dist.group.WORLD
+    make_groups()
     while True:
         try:
             task, arguments = link.recv()
@@ -106,6 +104,14 @@ def serve(link, rank, world, port, backend):
 
 
 GROUPS = {}  # number of ranks -> their group, in a rank
+
+
+def make_groups():
+    """Groups of the first ranks; with other ones than before, if there were any."""
+    world = dist.get_world_size()
+    for members in range(1, world):
+        GROUPS[members] = dist.new_group(range(members), timeout=TIMEOUT)
+    GROUPS[world] = dist.group.WORLD
 
 
 def stage_7(q):
