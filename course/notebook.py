@@ -28,7 +28,7 @@ from harness.problems.problem import ITEMSIZE, SEED, Problem
 from harness.records.code import built_in_files
 from harness.records.jsonl import read
 from harness.records.schema import Record
-from harness.views import cell_tables, groups, plots, ratios
+from harness.views import cell_tables, groups, plots, ratios, rings
 from harness.views.look import EITHER, Look, in_look, new_figure
 from harness.views.ratios import tflops
 
@@ -95,13 +95,13 @@ class Records:
         return judged(self).text
 
 
-def measure(stage: Sequence[str | Path] = (), **options: object) -> Records:
+def measure(stage: Sequence[str | Path] = (), command: str = "run", **options: object) -> Records:
     """Run `ladder run` with these options in its own process, and return its records.
 
     stages="0,1", n="8,16", d=16, paired=True, mode="train" ... as `ladder run --help` has
-    them; `stage` are the files of your own stages. The device is the GPU where there is one. A
-    stage that is wrong or crashes is a row like another. Raises RuntimeError, with ladder's own
-    line, where the run could not be made.
+    them; `stage` are the files of your own stages; `command` may be 'ring', too. The device is the
+    GPU where there is one. A stage that is wrong or crashes is a row like another. Raises
+    RuntimeError, with ladder's own line, where the run could not be made.
     """
     words = [word for path in stage for word in ("--stage", str(path))]
     for name, value in options.items():
@@ -112,15 +112,15 @@ def measure(stage: Sequence[str | Path] = (), **options: object) -> Records:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.jsonl"
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "harness", "run", *words, "--out", str(out)],
+            [sys.executable, "-P", "-m", "harness", command, *words, "--out", str(out)],
             env={**os.environ, "PYTHONPATH": python_path}, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode not in (0, 1):  # 1: a cell failed, and its record says why
-            last = done.stderr.strip().splitlines()[-1:] or ["ladder run said nothing"]
+            last = done.stderr.strip().splitlines()[-1:] or [f"ladder {command} said nothing"]
             raise RuntimeError(last[0])
         env, cells = read(out)
     names = {str(path): Path(path).name for path in stage}  # an output names no folder
-    return Records(env, cells, f"$ ladder run {' '.join(names.get(x, x) for x in words)}")
+    return Records(env, cells, f"$ ladder {command} {' '.join(names.get(x, x) for x in words)}")
 
 
 def recorded(name: str, kind: str = "cell") -> Records:
@@ -138,6 +138,10 @@ def judged(run: Records) -> Shown:
     names = groups.titles(run.env)
     parts = []
     for group in groups.by_problem(run.records):
+        if group[0]["world"] > 1:
+            table = rings.table(run.env, group)
+            parts.append(Shown(table.html(), table.text()))
+            continue
         chosen = cell_tables.rows_of(group)
         body = [row(group, cell, names[cell["stage"], cell["name"]]) for cell in chosen]
         notes = [line.strip() for line in groups.reasons(chosen)]

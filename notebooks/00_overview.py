@@ -23,7 +23,8 @@
 # This notebook shows the whole ladder once. The others go from stage to stage:
 # [0 to 1](00_to_01.ipynb), [1 to 2](01_to_02.ipynb), [2 to 3](02_to_03.ipynb),
 # [3 to 4](03_to_04.ipynb), [4 to 5](04_to_05.ipynb), [5 to 6](05_to_06.ipynb),
-# [6 to 7](06_to_07.ipynb), [6 to 8](06_to_08.ipynb), [6 to 9](06_to_09.ipynb).
+# [6 to 7](06_to_07.ipynb), [6 to 8](06_to_08.ipynb), [6 to 9](06_to_09.ipynb),
+# [9 to 10](09_to_10.ipynb).
 
 # %%
 # Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.

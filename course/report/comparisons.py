@@ -19,6 +19,15 @@ PEERS = SHOWN_PEERS | {
     "flash_attention_4": "FlashAttention-4", "flash_attention_3": "FlashAttention-3",
 }  # fmt: skip
 NOT_MEASURED = "Not measured yet: the commands above, on a GPU."
+# of docs/figures, as `pages.draw` draws it
+RING_PICTURE = """\
+<picture>
+  <source media="(prefers-color-scheme: dark)" srcset="figures/ring-dark.png">
+  <img src="figures/ring.png" alt="When the slowest rank computes, merges and sends, by the cost \
+model: bars over time, for each problem a panel, with a row for each contestant; a line in each \
+row is the measured time. In a ring what is sent lies under what is computed; without overlap, and \
+with all keys gathered first, the one is behind the other">
+</picture>"""
 
 
 def rate(cell: Record | None) -> str:
@@ -200,8 +209,8 @@ def flashinfer() -> str:
 
 
 def ring() -> str:
-    """The tables of several GPUs, where they were measured."""
-    return text.as_shown(text.RING) if text.RING.exists() else NOT_MEASURED
+    """The tables of several GPUs, and the picture of their times, where they were measured."""
+    return f"{text.as_shown(text.RING)}\n\n{RING_PICTURE}" if text.RING.exists() else NOT_MEASURED
 
 
 def decode_problems(envs: Sequence[Record]) -> int:

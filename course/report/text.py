@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "results"
 CPU, GPU = RESULTS / "cpu", RESULTS / "h200"
-RING = RESULTS / "h200-x2" / "ring.jsonl"  # of two GPUs
+# of two GPUs
+RING = next(RESULTS.glob("*-x2/ring.jsonl"), RESULTS / "h200-x2" / "ring.jsonl")
 
 SIZES = (1024, 4096, 16384)
 ALL_SIZES = (1024, 2048, 4096, 8192, 16384)

@@ -57,8 +57,9 @@ def table(env: Record, cells: Sequence[Record]) -> Table:
     names, machine, rows = groups.titles(env), machine_of(cells), []
     for cell in cells:
         problem, name, time = Problem.from_json(cell), cell["name"], cell["time_ms"]
-        modelled = machine is not None and name in ring_cost.WAYS
-        sent = ring_cost.sent_bytes(problem, name)
+        right = cell["status"] == "ok"  # else there is nothing that it sent
+        modelled = right and machine is not None and name in ring_cost.WAYS
+        sent = ring_cost.sent_bytes(problem, name) if right else None
         share = sent / (1e6 * time * cell["link_gb_s"]) if sent and time else None
         rows.append(verdict_row([
             str(cell["stage"]), names[groups.stage_of(cell)], show_time(time),
@@ -120,9 +121,11 @@ def ulysses_up_to(problem: Problem, machine: Machine) -> str:
 def plot(env: Record, cells: Sequence[Record], folder: Path, look: Look = LIGHT) -> list[Path]:
     """Draw when the slowest rank computes and sends, by the cost model with measured rates.
 
-    A mark is the measured time. One panel for each problem whose link was measured, else no file.
+    A mark is the measured time. One panel for each problem whose link was measured, else no file;
+    in it, those that were timed.
     """
-    shown = [group for group in groups.by_problem(cells) if machine_of(group)]
+    timed = [cell for cell in cells if ratios.comparable(cell)]
+    shown = [group for group in groups.by_problem(timed) if machine_of(group)]
     if not shown:
         return []
     path, names = folder / f"ring{look.suffix}.png", groups.titles(env)
@@ -142,8 +145,7 @@ def plot(env: Record, cells: Sequence[Record], folder: Path, look: Look = LIGHT)
                         [bar], (low, 0.3), facecolor=colours[span.what], edgecolor=look.ground,
                         hatch=HATCHES.get(span.what),
                     )  # fmt: skip
-                if ratios.comparable(cell):
-                    axis.plot([cell["time_ms"]] * 2, [row - 0.4, row + 0.4], color=look.ink)
+                axis.plot([cell["time_ms"]] * 2, [row - 0.4, row + 0.4], color=look.ink)
             labels = [names[groups.stage_of(cell)] for cell in drawn]
             axis.set_yticks(range(len(drawn)), labels, fontsize=8)
             axis.invert_yaxis()

@@ -24,6 +24,7 @@ first half's sums go home while the second is computed. Read the rest of the sta
     local.py         attention on one rank: stage 9, 7 or 3, as functions of plain tensors
     copies.py        how tensors get to the next rank: post, compute, wait
     agreement.py     what ranks tell each other before they send, so that none waits in vain
+    calls.py         one call at a time, and none after one that failed midway
 
 The first three are the idea, the others what it takes to be fast, and never to hang or be wrong.
 
@@ -39,6 +40,7 @@ Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,10 +54,11 @@ from stages.common.inputs import autocast, dtype_name
 from stages.contract import FirstDerivative, Stage, check_inputs
 
 from .agreement import Plan, agree, cut_as_told, make_plan
+from .calls import call_on
 from .copies import Exchange
 from .local import best, wide
 from .merge import merge
-from .schedule import Hop, Span, spans
+from .schedule import Hop, Span, length, spans
 
 STAGE = Stage(
     number=10,
@@ -68,6 +71,7 @@ STAGE = Stage(
     worth_up_to={"cpu": 0, "cuda": 0},
     files=(
         "schedule.py", "merge.py", "merge_kernel.py", "local.py", "copies.py", "agreement.py",
+        "calls.py",
     ),
 )  # fmt: skip
 
@@ -117,7 +121,6 @@ def backward(
     seqlens_k: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return dq, dk, dv of this rank's part; None where not wanted. o and lse are of all keys."""
-    agree(plan.group, {"call": f"the backward pass of call {plan.call}"}, {})
     exchange, own = plan.exchange(k), (k, v)
     k, v = k.contiguous(), v.contiguous()
     wants_q, wants_kv = plan.wanted[0], any(plan.wanted[1:])
@@ -223,8 +226,9 @@ class Ring(torch.autograd.Function):
         *kept, seqlens_k = ctx.saved_tensors  # q, k, v, o, lse
 
         def run(do: Tensor, *kept: Tensor) -> Any:
-            q, k, v, o, lse = kept
-            return backward(ctx.plan, q, k, v, o, lse, do, seqlens_k)
+            plan, (q, k, v, o, lse) = ctx.plan, kept
+            with call_on(plan.group, partial(plan.agree_again, q.device)):
+                return backward(plan, q, k, v, o, lse, do, seqlens_k)
 
         return None, *FirstDerivative.apply(STAGE, run, do, *kept), None
 
@@ -266,8 +270,9 @@ def alone(q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | Non
 @operators.untraced
 def over_ranks(q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, **asked: Any) -> Tensor:
     """Ring attention over the ranks of a group; arguments as `make_plan`'s."""
-    plan = make_plan(STAGE, q, k, v, seqlens_k=seqlens_k, **asked)
-    out: Tensor = Ring.apply(plan, q, k, v, seqlens_k)
+    agreement = partial(make_plan, STAGE, q, k, v, seqlens_k=seqlens_k, **asked)
+    with call_on(asked["group"], agreement) as plan:
+        out: Tensor = Ring.apply(plan, q, k, v, seqlens_k)
     return out
 
 
@@ -306,8 +311,9 @@ def attend(
     the whole and the best stage of this machine computes it.
 
     Raises ValueError on input that breaks the contract (stages/contract.py) or doesn't fit that of
-    other ranks, on all ranks in the same words; RuntimeError where a rank has ended or is silent
-    for longer than the process group's timeout, and where it is differentiated twice.
+    other ranks, on all ranks in the same words; RuntimeError where a rank has failed, has ended or
+    is silent for longer than the process group's timeout, from then on at every call; in threads
+    that call at once; and where it is differentiated twice.
     """
     return ring(q, k, v, causal=causal, seqlens_k=seqlens_k)
 
@@ -337,15 +343,18 @@ def unshard(x: Tensor, *, causal: bool, group: dist.ProcessGroup | None = None) 
     members: Any = group or dist.group.WORLD
     kind = f"{(*x.shape[:-2], x.shape[-1])} of {dtype_name(x.dtype)}"
     shared = {"call": "unshard", "x": kind, "causal": causal}
-    told = agree(members, shared, {"x": x.shape[-2]})
-    lengths = [each["x"] for each in told]
-    whole = x.new_empty((*x.shape[:-2], sum(lengths), x.shape[-1]))
-    for rank, held in enumerate(cut_as_told("x", told, causal)):
-        part = x.detach().contiguous()
-        if rank != dist.get_rank(members):
-            part = x.new_empty((*x.shape[:-2], lengths[rank], x.shape[-1]))
-        dist.broadcast(part, group_src=rank, group=members)
-        for start, end in held:
-            whole[..., start:end, :] = part[..., : end - start, :]
-            part = part[..., end - start :, :]
+
+    def cut() -> list[tuple[Span, ...]]:
+        return cut_as_told("x", agree(members, shared, {"x": x.shape[-2]}), causal)
+
+    with call_on(members, cut) as parts:
+        whole = x.new_empty((*x.shape[:-2], sum(map(length, parts)), x.shape[-1]))
+        for rank, held in enumerate(parts):
+            part = x.detach().contiguous()
+            if rank != dist.get_rank(members):
+                part = x.new_empty((*x.shape[:-2], length(held), x.shape[-1]))
+            dist.broadcast(part, group_src=rank, group=members)
+            for start, end in held:
+                whole[..., start:end, :] = part[..., : end - start, :]
+                part = part[..., end - start :, :]
     return whole

@@ -10,6 +10,7 @@ decides by the same list of messages, and what one rank finds wrong is raised by
 pass begins with such a message, too: ranks may not go back through their calls in another order.
 """
 
+import contextlib
 import itertools
 import json
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from . import copies as ways
 from .local import Local, best, wide
 from .schedule import Hop, Span, hop, length, spans
 
+SAID = "ring attention: "  # how an error begins that names the rank that failed
 Counts = WeakKeyDictionary[dist.ProcessGroup, "itertools.count[int]"]
 messages: Counts = WeakKeyDictionary()
 plans: Counts = WeakKeyDictionary()
@@ -62,6 +64,11 @@ class Plan(NamedTuple):
         """The shape of the keys (B, Hk, Nk, d) that this rank has at hop `step`."""
         owner = (self.rank - step) % self.world
         return (*k.shape[:2], length(self.k_spans[owner]), k.shape[3])
+
+    def agree_again(self, device: torch.device) -> None:
+        """Agree with the other ranks that what follows is this call's backward pass."""
+        shared = {"call": f"the backward pass of call {self.call}"}
+        ways.keep_alike(self.group, agree(self.group, shared, ways.slots_of(self.group, device)))
 
     def exchange(self, k: Tensor) -> ways.Exchange:
         """How K and V travel and, where there will be gradients, dK and dV in float32."""
@@ -101,10 +108,14 @@ def make_plan(
             "seqlens_k given": seqlens_k is not None,
             "requires_grad of q, k, v": [wanted_of(x) for x in (q, k, v)],
         }  # fmt: skip
-        own = {"q": q.shape[2], "k": k.shape[2], **ways.reach(q.device)}
+        own = {
+            "q": q.shape[2], "k": k.shape[2], **ways.reach(q.device),
+            **ways.slots_of(group, q.device),
+        }  # fmt: skip
     except (ValueError, StageUnavailable) as found:
         error = str(found)
     told = agree(group, shared, own, error)
+    ways.keep_alike(group, told)
     q_spans, k_spans = (cut_as_told(name, told, zigzag and causal) for name in ("q", "k"))
     queries, keys = (sum(map(length, held)) for held in (q_spans, k_spans))
     if causal and queries != keys:
@@ -138,18 +149,21 @@ def agree(
     error   what is wrong with this rank's arguments
 
     All of it as JSON has it. Raises ValueError where a rank has an error or `shared` differs, in
-    the same words on every rank; RuntimeError that names those which don't answer in time.
+    the same words on every rank; RuntimeError that names those which don't answer in time, or gave
+    up.
     """
     store, rank, world = _get_process_group_store(group), dist.get_rank(group), group.size()
-    call = next(messages.setdefault(group, itertools.count()))
-    keys = [f"ring/{call}/{r}" for r in range(world)]
+    number, keys = next_keys(group)
     try:
         store.set(keys[rank], json.dumps([error, dict(shared), dict(own)]))
         told = [json.loads(x) for x in store.multi_get(keys)]
-        if call:  # all have sent this one, and so have read the last one
-            store.delete_key(f"ring/{call - 1}/{rank}")
+        if number:  # all have sent this one, and so have read the last one
+            store.delete_key(f"ring/{number - 1}/{rank}")
     except RuntimeError as failed:  # some stores raise no DistError
-        raise RuntimeError(f"ring attention: {who_is_missing(store, keys)} ({failed})") from failed
+        raise RuntimeError(f"{SAID}{who_is_missing(store, keys)} ({failed})") from failed
+    for why, *others in told:
+        if not others:
+            raise RuntimeError(why)
     for r, (found, _, _) in enumerate(told):
         if found:
             raise ValueError(f"rank {r} of {world}: {found}")
@@ -159,6 +173,27 @@ def agree(
             by_rank = ", ".join(f"{value} on rank {r}" for r, value in enumerate(values))
             raise wrong(name, by_rank, "the same on all ranks")
     return [each for _, _, each in told]
+
+
+def next_keys(group: dist.ProcessGroup) -> tuple[int, list[str]]:
+    """The number of the next messages, and all ranks' keys of them in the group's store."""
+    number = next(messages.setdefault(group, itertools.count()))
+    return number, [f"ring/{number}/{r}" for r in range(group.size())]
+
+
+def give_up(group: dist.ProcessGroup, why: str) -> str:
+    """Send `why` in place of this rank's next message, or what another rank sent so before.
+
+    Returns what was sent. All ranks that come to their next call get it there.
+    """
+    with contextlib.suppress(RuntimeError):  # the store may be what is lost
+        store, (_, keys) = _get_process_group_store(group), next_keys(group)
+        for key in keys:
+            if store.check([key]) and len(told := json.loads(store.get(key))) == 1:
+                [why] = told
+                break
+        store.set(keys[dist.get_rank(group)], json.dumps([why]))
+    return why
 
 
 def who_is_missing(store: dist.Store, keys: list[str]) -> str:

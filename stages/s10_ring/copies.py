@@ -23,7 +23,8 @@ per exchange covers both.
 import functools
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from math import prod
 from pathlib import Path
@@ -33,7 +34,6 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _get_process_group_store
 
 from stages.common.contract import wrong
 
@@ -60,10 +60,9 @@ class Exchange(Protocol):
         """
 
 
-def timeout_of(group: dist.ProcessGroup) -> timedelta:
-    """How long a rank waits for the others: what init_process_group was given as `timeout`."""
-    store: Any = _get_process_group_store(group)
-    found: timedelta = store.timeout
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """How long a rank waits for the others: the `timeout` that the group was made with."""
+    found: timedelta = group._get_backend(device).options._timeout
     return found
 
 
@@ -85,20 +84,28 @@ class ByGroup:
             dist.P2POp(dist.irecv, x, group=self.group, group_peer=before, tag=tag)
             for tag, x in enumerate(self.incoming)
         ]
-        self.works = dist.batch_isend_irecv(send + receive)
+        with self.naming():
+            self.works = dist.batch_isend_irecv(send + receive)
 
     def wait(self) -> list[Tensor]:
-        try:
+        with self.naming():
             for work in self.works:
                 work.wait()
+        return self.incoming
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Have an error of torch.distributed name the ranks that may be its cause."""
+        try:
+            yield
         except RuntimeError as failed:
             before, after = (self.rank - 1) % self.world, (self.rank + 1) % self.world
+            silent = timeout_of(self.group, self.incoming[0].device).total_seconds()
             raise RuntimeError(
                 f"ring attention: rank {self.rank} lost rank {before}, which it receives from, or "
-                f"rank {after}, which it sends to: it has ended, or was silent for "
-                f"{timeout_of(self.group).total_seconds():g} s ({failed})"
+                f"rank {after}, which it sends to: it has ended, or was silent for {silent:g} s "
+                f"({failed})"
             ) from failed
-        return self.incoming
 
 
 class AtOnce:
@@ -123,8 +130,8 @@ class ByEngine:
         self.rank, self.device = dist.get_rank(group), device
         self.after = (self.rank + 1) % group.size()
         self.side = torch.cuda.Stream(device)
-        self.patience = int(timeout_of(group).total_seconds() * 1000)  # ms
-        self.turn = self.capacity = 0
+        self.patience = int(timeout_of(group, device).total_seconds() * 1000)  # ms
+        self.turn = self.capacity = 0  # exchanges so far; bytes of a slot
         self.memory: Any = None
         self.handle: Any = None
         self.last = torch.cuda.current_stream(device)
@@ -132,15 +139,14 @@ class ByEngine:
     def reserve(self, group: dist.ProcessGroup, needed: int) -> "ByEngine":
         """Have slots of `needed` bytes, the same number on all ranks, all of which call this.
 
-        What was there before is given back: every exchange has been waited for. A call on another
+        Smaller ones are given back before: every exchange has been waited for. A call on another
         stream than the last one's begins after that, whose slots it takes.
         """
         now = torch.cuda.current_stream(self.device)
         now.wait_stream(self.last)
         self.last = now
         if needed > self.capacity:
-            torch.cuda.synchronize(self.device)  # what is queued may still read the old slots
-            self.memory, self.handle, self.capacity = None, None, 0
+            self.give_back()
             # multicast, which the barrier would use, doesn't work on every machine
             os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
             from torch.distributed import _symmetric_memory as symmetric
@@ -149,6 +155,12 @@ class ByEngine:
             self.handle = symmetric.rendezvous(self.memory, group)
             self.capacity = needed
         return self
+
+    def give_back(self) -> None:
+        """Have no slots any more, as at the beginning."""
+        torch.cuda.synchronize(self.device)  # what is queued may still read the old ones
+        self.memory = self.handle = None
+        self.turn = self.capacity = 0
 
     def slot(self, rank: int, like: Sequence[Tensor], shapes: Shapes) -> list[Tensor]:
         """Tensors of `shapes` in the current slot of `rank`, with the dtypes of `like`.
@@ -177,7 +189,25 @@ class ByEngine:
         return self.incoming
 
 
-engines: "WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, ByEngine]]" = WeakKeyDictionary()
+engines: "WeakKeyDictionary[dist.ProcessGroup, ByEngine]" = WeakKeyDictionary()
+
+
+def slots_of(group: dist.ProcessGroup, device: torch.device) -> dict[str, list[int]]:
+    """What the others must know of the slots that this rank has for `group` on `device`."""
+    kept = engines.get(group)
+    if kept is None or kept.device != device:
+        return {"slots": [0, 0]}
+    return {"slots": [kept.capacity, kept.turn]}
+
+
+def keep_alike(group: dist.ProcessGroup, told: Sequence[dict[str, Any]]) -> None:
+    """Give the slots back unless all ranks told the same of theirs: all have none then.
+
+    Else a rank that changed its GPU would reserve some, and wait in vain for the others to do so.
+    """
+    kept = engines.get(group)
+    if kept is not None and any(each["slots"] != told[0]["slots"] for each in told):
+        kept.give_back()
 
 
 @functools.cache
@@ -209,8 +239,10 @@ def make_exchange(
     """An Exchange of up to `needed` bytes at once, as `aligned` counts them. All ranks call."""
     exchange: Exchange = ByGroup(group)
     if copies == "engine":
-        kept = engines.setdefault(group, {})
-        if device not in kept:
-            kept[device] = ByEngine(group, device)
-        exchange = kept[device].reserve(group, needed)
+        kept = engines.get(group)
+        if kept is None or kept.device != device:
+            if kept is not None:
+                kept.give_back()
+            kept = engines[group] = ByEngine(group, device)
+        exchange = kept.reserve(group, needed)
     return exchange if overlap else AtOnce(exchange)

@@ -104,9 +104,11 @@ def torch_forward(
     for rows, _, _, v_all, s in row_blocks(q, k, v, causal, seqlens_k):
         m = s.amax(-1, keepdim=True)  # (B, H, rows, 1)
         p = torch.exp2(s - m.masked_fill(m == -torch.inf, 0.0))
-        total = p.sum(-1, keepdim=True)  # 0 where the row sees no key
-        o[:, :, rows] = (p / total.masked_fill(total == 0, 1.0)) @ v_all
+        total = p.sum(-1, keepdim=True)  # 0, and o is NaN, where all scores are -inf
+        o[:, :, rows] = (p / total) @ v_all
         lse[:, :, rows] = (m + torch.log2(total))[..., 0]
+    if seqlens_k is not None:
+        o.masked_fill_((seqlens_k == 0)[:, None, None, None], 0.0)  # these rows see no key
     return o, lse
 
 

@@ -5,9 +5,10 @@
     o   = (w o + part_w part) / (w + part_w)
     lse = m + log2(w + part_w)
 
-lse is in base 2: the log2 of a row's sum of exp(s). A hop whose keys a row doesn't see has lse =
--inf there and counts for nothing, and so does one whose scores are all -inf; a row that saw none
-keeps o = 0 and lse = -inf. Stage 8 merges splits so, before they are divided by their sums.
+lse is in base 2: the log2 of a row's sum of exp(s). A hop whose keys a row doesn't see has o = 0
+and lse = -inf there; one whose scores are all -inf has o = NaN and lse = -inf. Both count for
+nothing beside another. Where neither side has a weight, o + part is what the contract asks for: 0
+if no key was seen, else NaN. Stage 8 merges splits so, before they are divided by their sums.
 
 o stays in float32 between hops: rounded to 16 bits after each, it would lose as much again at every
 hop. The parts come from kernels that round each once, and a weighted mean of roundings is no larger
@@ -31,10 +32,10 @@ def merge(o: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     m = torch.maximum(lse, part_lse)
     m = m.masked_fill(m == -torch.inf, 0.0)  # -inf - -inf would be NaN
     w, part_w = torch.exp2(lse - m), torch.exp2(part_lse - m)  # (B, H, N)
-    total = w + part_w  # 0 where the row has seen nothing, else 1 to 2
+    total = w + part_w  # 0 where the row has seen nothing but scores of -inf, else 1 to 2
     lse.copy_(m + torch.log2(total))
-    total = total.masked_fill(total == 0, 1.0)
-    merged = weighted(w / total, o) + weighted(part_w / total, part)
+    share, part_share = (torch.where(total == 0, 1.0, x / total) for x in (w, part_w))
+    merged = weighted(share, o) + weighted(part_share, part)
     o.copy_(merged)
     return None
 

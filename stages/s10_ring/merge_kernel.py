@@ -41,8 +41,9 @@ def merge_kernel(
     w, part_w = tl.exp2(lse - m), tl.exp2(part_lse - m)  # (BLOCK_M,)
     total = w + part_w
     tl.store(lse_ptrs, m + tl.log2(total), mask=in_range)
-    total = tl.where(total == 0, 1.0, total)
-    share, part_share = (w / total)[:, None], (part_w / total)[:, None]  # (BLOCK_M, 1)
+    none = total == 0  # then o + part, unweighted
+    share = tl.where(none, 1.0, w / total)[:, None]  # (BLOCK_M, 1)
+    part_share = tl.where(none, 1.0, part_w / total)[:, None]  # (BLOCK_M, 1)
     # a share of 0 counts for nothing, whatever o is there
     o = tl.where(share == 0, 0.0, share * o) + tl.where(part_share == 0, 0.0, part_share * part)
     tl.store(o_ptrs, o.to(o_ptr.dtype.element_ty), mask=mask)

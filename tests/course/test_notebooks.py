@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 MOST_BYTES = 400_000
 CELLS = range(10, 26)
-PAIRS = [*((n, n + 1) for n in range(7)), (6, 8), (6, 9)]  # forward, 7 and 8 walk tiles as 6 does
+# forward, 7 and 8 walk tiles as 6 does
+PAIRS = [*((n, n + 1) for n in range(7)), (6, 8), (6, 9), (9, 10)]
 STEPS = ["00_overview", *(f"{a:02d}_to_{b:02d}" for a, b in PAIRS), "primer"]
 
 script = lru_cache(tool.from_script)

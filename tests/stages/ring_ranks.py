@@ -3,10 +3,14 @@
 They come from a server that has torch imported, which saves two seconds for each.
 """
 
+import contextlib
+import itertools
 import multiprocessing
 import os
+import threading
 import traceback
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from unittest.mock import patch
 
@@ -86,9 +90,7 @@ def serve(link, rank, world, port, backend):
         tuner.choose = lambda kernel, candidates, *_, **__: candidates[0]
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-    for members in range(1, world):  # groups of the first ranks
-        GROUPS[members] = dist.new_group(range(members), timeout=TIMEOUT)
-    GROUPS[world] = dist.group.WORLD
+    make_groups()
     while True:
         try:
             task, arguments = link.recv()
@@ -102,6 +104,14 @@ def serve(link, rank, world, port, backend):
 
 
 GROUPS = {}  # number of ranks -> their group, in a rank
+
+
+def make_groups():
+    """Groups of the first ranks; with other ones than before, if there were any."""
+    world = dist.get_world_size()
+    for members in range(1, world):
+        GROUPS[members] = dist.new_group(range(members), timeout=TIMEOUT)
+    GROUPS[world] = dist.group.WORLD
 
 
 def stage_7(q):
@@ -149,10 +159,48 @@ def run(problem, world, options):
     return [x.detach().double().cpu().numpy() for x in whole]
 
 
+def of_minus_infinity(world, causal, interpreted):
+    """The output, and the true one: row 5 has no scores but -inf, row 9 has such of some keys."""
+    q, k, v = torch.randn(3, 1, 2, 16, 8, generator=torch.Generator().manual_seed(0))
+    q[..., :2], k[..., :2] = 0.0, torch.tensor([1e20, 0.0])
+    q[:, :, 5, 0] = q[:, :, 9, 1] = -1e20
+    k[:, :, :8, 1] = 1e20  # of row 9 these scores are -inf
+    group = GROUPS[world]
+    parts = (s10_ring.shard(x, causal=causal, group=group) for x in (q, k, v))
+    with patch.object(agreement, "best", stage_7 if interpreted else local.best):
+        o = s10_ring.ring(*parts, causal=causal, group=group)
+    whole = s10_ring.unshard(o, causal=causal, group=group)
+    q, k, v = (x.double() for x in (q, k, v))
+    return whole.numpy(), stages.by_number(3).attend(q, k, v, causal=causal).numpy()
+
+
 def run_by_engine(problems, world, folder, late):
     """What `run` gives of each problem, in turn, by a copy engine that is made up."""
     with fake_engine.engine(folder, late):
         return [run(each, world, {"copies": "engine"}) for each in problems]
+
+
+def run_by_another_engine(problem, world, folder, moment):
+    """What `run` gives by a copy engine, after and while rank 1 changes its GPU, also made up."""
+    plain = s10_ring.Ring.backward
+
+    def change():
+        if dist.get_rank() == 1:
+            copies.engines[GROUPS[world]].device = "another"
+
+    def backward(*arguments):
+        if moment == "backward":
+            change()
+        return plain(*arguments)
+
+    options = {"copies": "engine"}
+    with fake_engine.engine(folder, False), patch.object(s10_ring.Ring, "backward", backward):
+        first = run(problem, world, options)
+        if moment == "forward":
+            change()
+        second, third = (run(problem, world, options) for _ in range(2))
+        mine = copies.engines[GROUPS[world]]
+        return first, second, third, (mine.capacity, mine.turn)
 
 
 def attends(problem):
@@ -246,6 +294,91 @@ def in_other_orders(problem, world):
             torch.autograd.grad(o, leaves, dO)
     except ValueError as error:
         return str(error)
+
+
+def brief():
+    """A new group of all ranks, which doesn't wait for long."""
+    return dist.new_group(timeout=timedelta(seconds=2))
+
+
+@contextlib.contextmanager
+def failing(where, hop, error):
+    """The attention of this rank, unless it is `where`; there `error` is raised at the `hop`-th."""
+    hops, plain = itertools.count(1), local.best
+
+    def failing(passes):
+        def attention(*arguments):
+            if next(hops) == hop and dist.get_rank() == where:
+                raise error("made up")
+            return passes(*arguments)
+
+        return attention
+
+    def best(q):
+        found = plain(q)
+        return found._replace(forward=failing(found.forward), backward=failing(found.backward))
+
+    with patch.object(agreement, "best", best):
+        yield
+
+
+def said(function, *arguments, **options):
+    """What a call raises, its type and text, or '' and what it returns."""
+    try:
+        return "", function(*arguments, **options)
+    except BaseException as error:
+        return type(error).__name__, str(error)
+
+
+def fails_amid(problem, hop, error):
+    """What three calls say, of which rank 1 fails amid the first; `hop` counts both passes'."""
+    group = brief()
+    *inputs, dO = parts_of(problem, s10_ring, group, True)
+
+    def call():
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        o = s10_ring.ring(*leaves, causal=True, group=group)
+        return [x.sum().item() for x in torch.autograd.grad(o, leaves, dO)]
+
+    with failing(1, hop, error):
+        return [said(call) for _ in range(3)]
+
+
+def by_threads(problem):
+    """What a call says while another thread's is under way, what that one says, and the next."""
+    group, under_way, refused = brief(), threading.Event(), threading.Event()
+    q, k, v, _ = parts_of(problem, s10_ring, group, True)
+    plain = local.best
+
+    def best(q):
+        def forward(*arguments):
+            under_way.set()
+            refused.wait()
+            return found.forward(*arguments)
+
+        found = plain(q)
+        return found._replace(forward=forward)
+
+    def call():
+        return said(s10_ring.ring, q, k, v, causal=True, group=group)
+
+    with patch.object(agreement, "best", best), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(call)
+        under_way.wait()
+        second = call()
+        refused.set()
+        return first.result(), second, call()
+
+
+def back_in_a_thread(problem, world):
+    """Whether a backward pass in another thread has the gradients of one in this thread."""
+    *inputs, dO = parts_of(problem, s10_ring, GROUPS[world], True)
+    leaves = [x.requires_grad_() for x in inputs]
+    o = s10_ring.ring(*leaves, causal=True, group=GROUPS[world])
+    here = torch.autograd.grad(o, leaves, dO, retain_graph=True)
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(torch.autograd.grad, o, leaves, dO).result()
+    return all(map(torch.equal, here, there))
 
 
 def ends(problem, when):

@@ -172,6 +172,16 @@ def test_what_has_no_weight_may_be_anything(merging):
     assert (part == 1).all() and (none == 0).all()
 
 
+def test_scores_of_minus_infinity_alone_are_nan_after_the_merge(merging):
+    """A row that sees no key is 0, one that has only such scores NaN, in every order."""
+    parts = torch.tensor([[0.0, math.nan, 0.0, math.nan], [0.0, 0.0, math.nan, math.nan]])
+    o, part = (x[None, None, :, None].repeat(1, 1, 1, 4) for x in parts)
+    lse, part_lse = torch.full((2, 1, 1, 4), -math.inf)
+    merging(o, lse, part, part_lse)
+    assert o[0, 0].isnan().any(-1).tolist() == [False, True, True, True]
+    assert (o[0, 0, 0] == 0).all() and (lse == -math.inf).all()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not has_module("triton"), reason="no triton")
 def test_the_kernel_is_compiled_without_spills(compiler):
@@ -223,6 +233,24 @@ def test_the_error_does_not_grow_with_the_ranks(ranks, causal):
         check(ranks, asked, world)
 
 
+@pytest.mark.parametrize("interpreted", [False, True])
+@CAUSAL
+def test_a_row_of_minus_infinity_is_nan_however_many_ranks(ranks, causal, interpreted):
+    """As the contract has it; other such scores count for nothing."""
+    if interpreted:
+        pytest.importorskip("triton")
+    for world in (1, *WORLDS):
+        found, truth = ranks.one(
+            ring_ranks.of_minus_infinity, world, causal, interpreted, ranks=world
+        )
+        o, want = map(torch.from_numpy, (found, truth))
+        assert o.isnan().any(-1)[0].tolist() == [[i == 5 for i in range(16)]] * 2, world
+        rest = [i for i in range(16) if i != 5]
+        u = torch.finfo(torch.float32).eps
+        # the scores of the other rows are sums of 6 products of about 1
+        assert ((o - want)[:, :, rest].abs() <= 64 * u * want.abs().max()).all(), world
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_copy_engine_gives_the_bits_of_the_group(ranks, world, late, tmp_path):
@@ -235,6 +263,19 @@ def test_the_copy_engine_gives_the_bits_of_the_group(ranks, world, late, tmp_pat
     for each, outputs in zip(asked, found, strict=True):
         same = ranks.one(ring_ranks.run, each, world, {}, ranks=world)
         assert all((x == y).all() for x, y in zip(outputs, same, strict=True))
+
+
+@pytest.mark.parametrize("moment", ["forward", "backward"])
+def test_ranks_have_slots_alike_after_one_has_changed_its_gpu(ranks, moment, tmp_path):
+    """Else that rank would reserve some alone, and all would wait."""
+    asked = problem(24)
+    given = asked, 3, str(tmp_path), moment
+    found = ranks.all(ring_ranks.run_by_another_engine, *given, ranks=3)
+    same = ranks.one(ring_ranks.run, asked, 3, {}, ranks=3)
+    for *outputs, slots in found:
+        for each in outputs:
+            assert all((x == y).all() for x, y in zip(each, same, strict=True))
+        assert slots == found[0][-1]
 
 
 @pytest.mark.skipif(not has_module("triton"), reason="no triton")
@@ -372,6 +413,44 @@ def test_a_rank_that_ends_ends_the_others_which_name_it(when, words):
     assert re.search(r"\brank .*1\b", said[0].args[1]), said[0].args[1]
 
 
+# ---- a call that fails midway, and two at once
+
+ANEW = r"can't use that group any more: .*new_group"
+
+
+@pytest.mark.parametrize(("hop", "error"), [
+    (1, MemoryError), (2, KeyboardInterrupt), (3, ValueError), (4, MemoryError), (6, MemoryError),
+])  # fmt: skip
+def test_an_error_on_one_rank_ends_the_call_on_all(ranks, hop, error):
+    """Which name it; and a later call doesn't meet what is left of this one."""
+    asked = problem(24)
+    found = ranks.all(ring_ranks.fails_amid, asked, hop, error)
+    name = rf"rank 1 of 4 failed amid a call: {error.__name__}: made up"
+    assert found[1][0] == (error.__name__, "made up")
+    for rank, (first, second, third) in enumerate(found):
+        assert third[0] == second[0] == "RuntimeError", found
+        # one that had all it needed finds out in its next call
+        later = rank != 1 and first[0] == ""
+        assert rank == 1 or later or (first[0] == "RuntimeError" and re.search(name, first[1]))
+        assert later or (re.search(name, second[1]) and re.search(ANEW, second[1])), second
+        assert re.search(name, third[1]) and re.search(ANEW, third[1]), third
+    check(ranks, asked, 3)  # other groups go on
+
+
+def test_two_threads_at_once_are_refused(ranks):
+    """On each rank either may be first, and would meet the other's keys."""
+    for rank, (first, second, third) in enumerate(ranks.all(ring_ranks.by_threads, problem(24))):
+        words = r"two threads of rank \d of 4 called it on one process group at once"
+        for kind, text in (first, second, third):
+            assert kind == "RuntimeError" and re.search(words, text), (rank, text)
+        assert re.search(ANEW, second[1]) and re.search(ANEW, third[1])
+
+
+def test_another_thread_may_go_back(ranks):
+    """As torch's own does, on a GPU."""
+    assert ranks.all(ring_ranks.back_in_a_thread, problem(24), 3, ranks=3) == [True] * 3
+
+
 # ---- mistakes
 
 
@@ -410,6 +489,7 @@ def test_the_shipped_stage_lives(ranks):
 def test_the_mutant_dies(ranks, name, tmp_path):
     words = "".join(x if x.isalnum() else "_" for x in name)
     path = write_changed(10, [MUTANTS[name]], tmp_path, f"ring_{words}")
+    ranks.all(ring_ranks.make_groups)  # in others, messages of the last mutant may be left
     try:
         battery(ranks, str(path))
     except (AssertionError, RankFailed):

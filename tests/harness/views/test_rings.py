@@ -54,6 +54,18 @@ def test_without_a_time_the_table_says_why():
     assert rings.machine_of(made) is None
 
 
+def test_a_row_without_a_result_has_dashes_and_no_bars(tmp_path, figures):
+    made = cells()
+    gone = dict.fromkeys(("time_ms", "rounds_ms", "x_one_gpu", "peak_bytes", "err_f64_max"))
+    made[2] |= gone | {"status": "skipped", "reason": "why"}
+    [table] = rings.tables(make_env(made), made)
+    assert [str(text) for text in table.rows[2]] == ["115", "ulysses", *["-"] * 7, "skipped"]
+    assert table.rows[1][5] != "-" and any("why" in note for note in table.notes)
+    plots.plot(make_env(made), made, tmp_path)
+    [axis] = figures["ring.png"].axes
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["ring", "ring_in_turn"]
+
+
 def test_the_picture_is_the_schedule(tmp_path, figures):
     made = cells()
     [path] = plots.plot(make_env(made), made, tmp_path)
