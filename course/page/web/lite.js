@@ -7,7 +7,7 @@ import { plot } from "./plot.js";
 import { sharpened, walk } from "./softmax.js";
 
 const [TILE, MOST, ROWS] = [64, 320, 24];
-const LIMITS = { n: [65, 1, MOST], sharp: [0, -2, 2] }; // the sharpness is 10^sharp
+const LIMITS = { n: [65, 1, MOST], sharp: [0, -2, 2, () => true] }; // the sharpness is 10^sharp
 const SHARPNESS = Array.from({ length: 41 }, (_, i) => -2 + i / 10);
 
 export function mount(element) {
