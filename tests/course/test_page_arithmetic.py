@@ -21,7 +21,7 @@ from harness.problems import ring_cost
 from harness.problems.problem import ONE_GPU, Problem
 from harness.problems.ring_cost import Machine
 from stages import s08_triton_split_kv as split_kv
-from stages.s10_ring import schedule as ring
+from stages.s10_ring import schedule
 
 pytestmark = needs_node
 EPS = np.finfo(np.float32).eps
@@ -139,7 +139,8 @@ def test_lites_error_is_that_of_the_trace():
                 k, q = s[:, None], np.ones(1)
                 truth = trace.attention(q, k, v[:, None])
                 mine.append(trace.max_error(trace.walk(q, k, v[:, None], 64)[-1].lite, truth))
-            assert near(lite[n - 1], max(mine), 1e3 * n * np.finfo(float).eps * largest)
+            mean_square = np.square(mine).mean() ** 0.5
+            assert near(lite[n - 1], mean_square, 1e3 * n * np.finfo(float).eps * largest)
             assert theirs <= (n + 10) * EPS * (1 + by * np.abs(scores).max()) * largest
         assert max(lite[:64]) < 1e-12 < 1e-3 < lite[64]
 
@@ -218,9 +219,9 @@ def rings():
         for world in range(2, 9):
             keys = int(generator.integers(1, 2**14)) * 2 * world
             problem = replace(CLUSTER, nq=keys, nk=keys, world=world, causal=causal)
-            settings = {"keys": keys, "world": world} | dict(
-                causal=causal, zigzag=zigzag, overlap=overlap
-            )
+            settings = {"keys": keys, "world": world} | {
+                "causal": causal, "zigzag": zigzag, "overlap": overlap
+            }  # fmt: skip
             yield data["heads"] | settings, problem, zigzag, overlap
 
 
@@ -234,8 +235,7 @@ def test_the_rings_slowest_rank_does_what_the_cost_model_says():
         [[settings for settings, *_ in rings()], [machine | link for link in links]],
     )
     cases = itertools.product(rings(), links)
-    for (ranks, alone), (ring, link) in zip(found, cases, strict=True):
-        _, problem, zigzag, overlap = ring
+    for (ranks, alone), ((_, problem, zigzag, overlap), link) in zip(found, cases, strict=True):
         rates = machine | {name: link[name] for name in ("link", "latency")}
         want = list(ring_cost.ring_pass(problem, Machine(**rates), zigzag, overlap, 1.0, 0.0))
         ends = [max(span["end"] for span in spans) for spans in ranks]
@@ -255,11 +255,11 @@ def test_each_rank_of_the_ring_computes_what_its_schedule_says():
     cases = list(rings())
     found = in_node(["ring_cost"], "data.map(ring_cost.pairs)", [case[0] for case in cases])
     for seen, (settings, problem, zigzag, _) in zip(found, cases, strict=True):
-        held = ring.spans(settings["keys"], problem.world, zigzag)
+        held = schedule.spans(settings["keys"], problem.world, zigzag)
         for rank, hops in enumerate(seen):
-            n = ring.length(held[rank])
+            n = schedule.length(held[rank])
             for step, pairs in enumerate(hops):
-                hop = ring.hop(rank, step, held, held, problem.causal)
+                hop = schedule.hop(rank, step, held, held, problem.causal)
                 rows = len(range(n)[hop.rows])
                 triangle = n * (n + 1) / 2  # of a rank's own keys
                 assert pairs == (triangle if hop.causal else rows * hop.keys.stop)
