@@ -20,7 +20,8 @@ H200_MULTIPROCESSORS = 132  # stages/common/fit.py has it, too, and imports torc
 GLOSSARY = ROOT / "docs" / "glossary.md"
 TERMS = (
     "FLOP", "GEMM", "Gluon", "GQA", "Head", "IEEE", "Kernel", "Matrix unit", "Multiprocessor",
-    "Paired", "Peer", "Program", "Roofline", "SDPA", "Split products", "TF32", "Tile", "Warp",
+    "Paired", "Peer", "Program", "Rank", "Roofline", "SDPA", "Split products", "TF32", "Tile",
+    "Warp", "Zigzag",
 )  # fmt: skip
 # terms that only the page uses without a word
 OWN_TERMS = {

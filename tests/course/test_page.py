@@ -342,7 +342,7 @@ def test_the_explorables_say_what_python_computes(page):
         one = replace(CLUSTER, nq=2**16, nk=2**16, world=4, causal=True)
         machine = Machine(rings.RATE, *rings.LINKS["NVLink"])
         took = f"{1e3 * ring_cost.seconds(one, machine, way):.2f}".rstrip("0").rstrip(".")
-        assert page.text("#ring .figures dd") == f"{took} ms"
+        assert page.text("#ring .figures dd") == f"{took}\N{NO-BREAK SPACE}ms"
         return [len(page.all(f"#ring svg .{kind}")) for kind in ("computes", "merges", "sends")]
 
     assert ring("ring_in_order") == [4 + 3 + 2 + 1, 3 + 2 + 1, 4 * 3]

@@ -1,26 +1,25 @@
-// Bars over time, one lane for each that works, drawn for a page of any width.
+// Bars over time, one lane each, as wide as the page.
 
-import { make, scrolling } from "./dom.js";
+import { make, show } from "./dom.js";
+import { nice } from "./outputs.js";
 
-const [WIDTH, LANE, LEFT, RIGHT] = [1000, 44, 110, 20];
+const [WIDTH, LANE, INSIDE] = [1000, 44, 32]; // the width is stretched
 
 /**
- * A picture in a box that scrolls where it is wider than the page.
- *
  * lanes: [{name, bars: [{kind, start, end, row}]}]; kind is a class; row 0 is the upper half of the
- * lane and 1 the lower, whole lanes have none. ticks: [[time, text]]; `end` is the latest time.
+ * lane and 1 the lower, a whole lane has none. `end` is the last time that fits in; the axis has
+ * times multiplied `by` a number, which gives them the `unit`.
  */
-export function drawn(title, lanes, end, ticks) {
-  const across = (x) => LEFT + ((WIDTH - LEFT - RIGHT) * x) / end;
-  const bottom = LANE * lanes.length;
-  const inside = LANE - 12;
+export function drawn(lanes, end, [unit, by]) {
   const bars = lanes.flatMap(({ bars }, i) => bars.map(({ kind, start, end: stop, row }) => make("rect", {
-    class: kind, x: across(start), width: Math.max(1, across(stop) - across(start)),
-    y: LANE * i + 4 + (row ?? 0) * (inside / 2), height: row === undefined ? inside : inside / 2,
+    class: kind, x: (WIDTH * start) / end, width: Math.max(1, (WIDTH * (stop - start)) / end),
+    y: LANE * i + (LANE - INSIDE) / 2 + (row ?? 0) * (INSIDE / 2), height: row === undefined ? INSIDE : INSIDE / 2,
   })));
-  return scrolling(title,
-    make("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${bottom + 26}`, "aria-hidden": "true" },
-      ...lanes.map(({ name }, i) => make("text", { x: 0, y: LANE * i + 24 }, name)), ...bars,
-      ...ticks.map(([x, words]) => make("text",
-        { class: "soft", x: across(x), y: bottom + 18, "text-anchor": "middle" }, words))));
+  const height = LANE * lanes.length;
+  return make("div", { class: "lanes", "aria-hidden": "true", style: `--lane: ${LANE}px` },
+    make("div", {}, ...lanes.map(({ name }) => make("div", { class: "name" }, name))),
+    make("svg", { viewBox: `0 0 ${WIDTH} ${height}`, preserveAspectRatio: "none", style: `height: ${height}px` }, ...bars),
+    make("div", { class: "soft" }, unit),
+    make("div", { class: "ticks soft" }, ...nice(0, by * end, 4).map((x) =>
+      make("span", { style: `left: ${(100 * x) / (by * end)}%` }, show(x)))));
 }

@@ -54,7 +54,7 @@ export function mount(element) {
   const sharp = slider("Sharpness: scores times", {
     min: 0, max: SHARPEST, step: 0.25, value: 1, input: (x) => change({ sharp: x }),
   });
-  const broken = choice("Break Online:", BREAKS, "", (x) => change({ mistake: x }));
+  const broken = choice("Break Online", BREAKS, "", (x) => change({ mistake: x }));
   const add = button("Add a key", () => {
     const { s, v } = example;
     change({ s: [...s, 2], v: [...v, 5] });

@@ -3,7 +3,6 @@
 import { kept } from "./address.js";
 import { choice, make, show, slider } from "./dom.js";
 import { drawn } from "./lanes.js";
-import { nice } from "./outputs.js";
 import { alone, schedule, seconds, total } from "./ring_cost.js";
 
 const LIMITS = { // N = 2^n
@@ -35,6 +34,7 @@ export function mount(element, { ring }) {
   const figures = make("dl", { class: "figures" });
   const picture = make("div");
   const { heads } = ring;
+  const latencies = ring.links.map(({ name, latency }) => `${Math.round(1e6 * latency)} us by ${name}`);
   element.append(
     make("div", { class: "controls" }, world.element, keys.element, ...choices.map(([, each]) => each.element)),
     said, figures,
@@ -43,8 +43,8 @@ export function mount(element, { ring }) {
     picture,
     make("p", { class: "small soft" },
       `Not measured: a cost model (docs/ring.md) of the forward pass, with ${heads.h} heads, d = ${heads.d} and bfloat16. ` +
-        `Assumed: ${ring.rate / 1e12} TFLOP/s, ${ring.links.map(({ name, latency }) => `${Math.round(1e6 * latency)} us for a message by ${name}`).join(", ")}. ` +
-        "All ranks meet after each exchange."));
+        `Assumed: ${ring.rate / 1e12} TFLOP/s, and for a message ${latencies.join(", ")}. ` +
+        "NVLink joins the GPUs of one host, a network those of several. All ranks meet after each exchange."));
 
   function display() {
     world.set(state.world);
@@ -67,14 +67,13 @@ export function mount(element, { ring }) {
       name: `rank ${rank}`,
       bars: spans.map(({ what, start, end }) => ({ kind: KINDS[what][0], start, end, row: Number(what === "send") })),
     }));
-    const ticks = nice(0, 1e3 * end).map((x) => [x / 1e3, x ? show(x) : "0 ms"]);
-    picture.replaceChildren(drawn("Timeline of the ranks", lanes, end, ticks));
+    picture.replaceChildren(drawn(lanes, end, ["ms", 1e3]));
   }
 
   display();
 }
 
-const ms = (x) => `${show(1e3 * x, 2)} ms`;
+const ms = (x) => `${show(1e3 * x, 2)}\u00a0ms`;
 
 /** Which rank waits for another one, and why. */
 function whoWaits({ causal, zigzag, world }, ranks, instead) {

@@ -3,6 +3,7 @@
 import { make } from "./dom.js";
 import { drawn as picture } from "./lanes.js";
 
+const END = 14000; // cycles, of both pictures
 const TITLES = {
   91: "In turn: a tile’s scores start when the tile before is done",
   9: "Stage 9: the next tile’s scores start first",
@@ -45,8 +46,7 @@ function drawn({ stage, tile_cycles, spans, cycles }) {
     bars: spans.filter((each) => each.consumer === consumer)
       .map(({ part, start, end }) => ({ kind: KINDS[part], start, end })),
   }));
-  const ticks = [0, 4000, 8000, 12000].map((x) => [x, x ? grouped(x) : "0 cycles"]);
-  return make("div", {}, make("h3", {}, title), picture(`Timeline. ${title}`, lanes, 14000, ticks),
+  return make("div", {}, make("h3", {}, title), picture(lanes, END, ["cycles", 1]),
     make("p", { class: "small" }, `A tile takes ${grouped(tile_cycles)} cycles: ` +
       `products ${grouped(cycles.products)}, softmax ${grouped(cycles.softmax)}.`));
 }
