@@ -34,6 +34,7 @@ from stages.common import operators
 from stages.common.contract import wrong
 from stages.common.fit import FORWARD, H200, Card, card_of, fit, kind_of, of_size, padded_dim
 from stages.common.kernels import LARGEST_TILE, LOG2_E, loadable
+from stages.common.launch import fast_launch
 from stages.common.machine import launching
 from stages.contract import Stage, check_inputs, input_precision
 
@@ -208,10 +209,13 @@ def forward(
 
     def launch(config: dict[str, int], precision: str, splits: int, redo: bool) -> None:
         blocks = -(-Nq * (H // Hk) // config["BLOCK_M"])
-        split_kernel[(blocks * splits, Hk, B)](
-            q, k, v, o, lse, parts, stats, seqlens_k, table, rows,
-            *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-            0 if table is None else table.stride(0), H // Hk, Nq, Nk, d, qk_scale, splits,
+        fast_launch(
+            split_kernel, (blocks * splits, Hk, B),
+            (q, k, v, o, lse, parts, stats, seqlens_k, table, rows),
+            (
+                *q.stride(), *k.stride(), *v.stride(), *o.stride(),
+                0 if table is None else table.stride(0), H // Hk, Nq, Nk, d, qk_scale, splits,
+            ),
             CAUSAL=causal and Nq > 1, HAS_SEQLENS=seqlens_k is not None, LSE=lse is not None,
             SPLIT=splits > 1, PAGE_SIZE=page_size, EVEN_D=d == config["BLOCK_D"],
             PRECISION=precision, REDO=redo, **config,
@@ -222,9 +226,10 @@ def forward(
         launch(config, precision, splits, redo=False)
         if splits > 1:
             # from Hopper on, a kernel may be launched while the one before it ends (1 us saved)
-            early = q.device.type == "cuda" and torch.cuda.get_device_capability(q.device) >= (9, 0)
-            merge_kernel[(Nq, H, B)](
-                parts, stats, o, lse, *o.stride(), d, qk_scale, splits,
+            early = q.is_cuda and card_of(q.device).capability >= (9, 0)
+            fast_launch(
+                merge_kernel, (Nq, H, B), (parts, stats, o, lse),
+                (*o.stride(), d, qk_scale, splits),
                 LSE=lse is not None, PDL=early, **merge_config(splits, d),
                 **({"launch_pdl": True} if early else {}),
             )  # fmt: skip

@@ -25,6 +25,7 @@ from stages.common.contract import (
 )
 from stages.common.fit import padded_dim
 from stages.common.inputs import check_plain, dtype_name
+from stages.common.launch import fast_launch
 from stages.common.machine import launching
 from stages.common.no_triton import tl, triton
 
@@ -222,10 +223,13 @@ class PagedCache:
         k, v = k.resolve_neg(), v.resolve_neg()
         Hk, d, BLOCK_D = k.shape[1], k.shape[3], padded_dim(k.shape[3])
         with launching(self.k):
-            append_many_kernel[(len(sequences),)](
-                k, v, self.k, self.v, self.table, self.lengths, rows, pages,
-                *(x.stride(i) for x in (k, v) for i in (0, 1, 3)),
-                self.k.stride(0), self.k.stride(1), self.table.stride(0), Hk, d,
+            fast_launch(
+                append_many_kernel, (len(sequences),),
+                (k, v, self.k, self.v, self.table, self.lengths, rows, pages),
+                (
+                    *(x.stride(i) for x in (k, v) for i in (0, 1, 3)),
+                    self.k.stride(0), self.k.stride(1), self.table.stride(0), Hk, d,
+                ),
                 PAGE_SIZE=self.page_size, BLOCK_H=max(1, 1024 // BLOCK_D), BLOCK_D=BLOCK_D,
                 num_warps=1,
             )  # fmt: skip
@@ -241,9 +245,13 @@ class PagedCache:
         Hk, n, d = k.shape
         numbers = self.upload(pages or [0])
         with launching(self.k):
-            append_kernel[(len(numbers), Hk)](
-                k, v, self.k, self.v, self.table, self.lengths, numbers, *k.stride(), *v.stride(),
-                self.k.stride(0), self.k.stride(1), self.table.stride(0), row, length, n, d,
+            fast_launch(
+                append_kernel, (len(numbers), Hk),
+                (k, v, self.k, self.v, self.table, self.lengths, numbers),
+                (
+                    *k.stride(), *v.stride(), self.k.stride(0), self.k.stride(1),
+                    self.table.stride(0), row, length, n, d,
+                ),
                 PAGE_SIZE=self.page_size, BLOCK_D=padded_dim(d),
             )  # fmt: skip
 
