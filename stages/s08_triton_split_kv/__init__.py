@@ -85,6 +85,7 @@ OF_SEVERAL: dict[str, tuple[Tiles, ...]] = TILES | {
 MOST_ROWS = 64  # of a block, where there are more than 128 in all
 
 
+@functools.cache
 def launch_config(
     d: int,
     dtype: torch.dtype,
@@ -192,7 +193,8 @@ def forward(
     config   the launch configuration, in place of `launch_config`'s
     """
     B, H, Nq, d = q.shape
-    Hk, Nk, page_size = k.shape[1], k.shape[2], 0
+    _, Hk, Nk, _ = k.shape
+    page_size = 0
     if table is not None:
         page_size, Nk = Nk, table.shape[1] * Nk
     q, k, v = loadable(q), loadable(k), loadable(v)
@@ -294,8 +296,8 @@ def attend_paged(
         raise wrong("cache", type(cache).__name__, "a PagedCache")
     rows, longest = cache.rows(sequences)
     cache.check_queries(q, len(sequences))
-    one = cache.k[:1].expand(len(sequences), -1, -1, -1)  # the shape of a page for each entry
-    check_inputs(STAGE, q, one, one, causal=causal)
+    like_keys = cache.like_keys(len(sequences))
+    check_inputs(STAGE, q, like_keys, like_keys, causal=causal)
     return forward(
         q, cache.k, cache.v, causal, cache.lengths, table=cache.table, rows=rows, longest=longest
     )

@@ -197,6 +197,52 @@ def test_a_freed_page_is_taken_again():
     check(cache, held, ["b", "c"], 1, causal=True)
 
 
+def test_a_name_that_was_freed_and_begun_again_has_the_row_that_it_has_now():
+    cache = cache_of()
+    for turn, names in enumerate(("ab", "ba", "ab")):
+        held = {name: tokens(9, 2 * turn + i) for i, name in enumerate(names)}
+        for name in names:
+            cache.append(name, *held[name])
+        check(cache, held, ["a", "b"], 1, causal=True)
+        for name in "ab":
+            cache.free(name)
+
+
+def test_nothing_is_copied_from_the_host_where_it_decides_nothing(monkeypatch):
+    """A token that fits into a page, and a batch that was asked for before."""
+    cache, held, copied = cache_of(), {"a": tokens(17), "b": tokens(20, 1)}, []
+    upload = PagedCache.upload
+    monkeypatch.setattr(PagedCache, "upload", lambda *a: copied.append(a[1]) or upload(*a))
+    for name in "ab":
+        cache.append(name, *held[name])
+    check(cache, held, ["a", "b"], 1, causal=True)
+
+    def grow(name, more):
+        held[name] = tuple(torch.cat(pair, 1) for pair in zip(held[name], more, strict=True))
+
+    copied.clear()
+    cache.append("a", *tokens(1, 50))  # the row of "a" alone, once
+    grow("a", tokens(1, 50))
+    assert len(copied) == 1
+    for step in range(11):
+        each = {"a": tokens(1, step), "b": tokens(1, 20 + step)}
+        if step % 2:
+            cache.append_many(["a", "b"], *(torch.stack(x) for x in zip(*each.values())))
+        else:
+            for name in "ab":
+                cache.append(name, *each[name])
+        for name in "ab":
+            grow(name, each[name])
+        check(cache, held, ["a", "b"], 1, causal=True)
+    assert len(copied) == 2  # and that of "b"
+    cache.append("b", *tokens(1, 60))
+    grow("b", tokens(1, 60))
+    cache.append("b", *tokens(1, 61))  # begins a page
+    grow("b", tokens(1, 61))
+    check(cache, held, ["b"], 1, causal=True)
+    assert cache.length == {"a": 29, "b": 33} and len(copied) == 3
+
+
 def test_tokens_of_any_stride_stay_as_they_are():
     held = {}
     cache = cache_of()
