@@ -183,7 +183,8 @@ class PagedCache:
         self.check_capture("append")
         length, n = self.length.get(sequence, 0), k.shape[1]
         pages = self.pages.get(sequence, [])
-        missing = -(-(length + n) // self.page_size) - len(pages)
+        end = -(-(length + n) // self.page_size)
+        missing = max(0, end - len(pages))
         if missing > len(self.free_pages):
             raise RuntimeError(
                 f"append: {n} tokens more for sequence {sequence!r} take {missing} pages more, but "
@@ -201,7 +202,7 @@ class PagedCache:
             return
         new = self.free_pages[len(self.free_pages) - missing :][::-1]
         row = self.row[sequence] if sequence in self.row else self.free_rows[-1]
-        written = (pages + new)[length // self.page_size :]
+        written = (pages + new)[length // self.page_size : end]
         self.write(k, v, row, length, written)
         # the host's lists last: whatever was raised before, they are as they were
         if sequence not in self.row:
@@ -213,16 +214,23 @@ class PagedCache:
         """Append one token to each of `sequences`, by one kernel: a step of decoding.
 
         k and v (len(sequences), Hk, 1, d), each sequence once, all of them begun by `append`.
-        Raises ValueError where an argument is wrong and RuntimeError where pages run out, or while
-        a CUDA graph is captured; the cache is then as it was.
+        Raises ValueError where an argument is wrong and RuntimeError where pages run out; the cache
+        is then as it was.
+
+        Where each sequence has a page for its token (`reserve`), a CUDA graph may capture the call:
+        each replay appends, at the lengths on the device. Before it, call `advance`.
         """
-        self.check_capture("append_many")
+        capturing = self.k.is_cuda and torch.cuda.is_current_stream_capturing()
         rows, _ = self.rows(sequences)
         if len(set(sequences)) < len(sequences):
             raise wrong("sequences", "one of them twice", "each once: a call appends one token")
         self.check_tokens(k, v, batch=len(sequences))
-        lengths = [self.length[name] for name in sequences]
-        full = [i for i, length in enumerate(lengths) if length % self.page_size == 0]
+        full = self.without_room(sequences)
+        if full and capturing:
+            raise RuntimeError(
+                "append_many: a CUDA graph is being captured, and a token begins a page; reserve "
+                "pages before the capture"
+            )
         if len(full) > len(self.free_pages):
             raise RuntimeError(
                 f"append_many: {len(full)} of the sequences begin a page, but "
@@ -231,10 +239,60 @@ class PagedCache:
         new = dict(zip(full, reversed(self.free_pages), strict=False))
         pages = self.upload([new.get(i, -1) for i in range(len(sequences))]) if new else None
         self.write_each(k, v, rows, pages)
+        if capturing:  # nothing has been appended yet
+            return
         del self.free_pages[len(self.free_pages) - len(new) :]
-        self.length.update((name, n + 1) for name, n in zip(sequences, lengths, strict=True))
+        for name in sequences:
+            self.length[name] += 1
         for i, page in new.items():
             self.pages[sequences[i]].append(page)
+
+    def reserve(self, sequence: Hashable, n: int) -> None:
+        """Take the pages for `n` tokens more of a sequence now, and enter them in the table.
+
+        Raises ValueError where an argument is wrong and RuntimeError where pages run out, or while
+        a CUDA graph is captured; the cache is then as it was.
+        """
+        self.check_known([sequence])
+        self.check_capture("reserve")
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise wrong("n", repr(n), "an int of at least 0")
+        pages = self.pages[sequence]
+        missing = max(0, -(-(self.length[sequence] + n) // self.page_size) - len(pages))
+        if missing > len(self.free_pages):
+            raise RuntimeError(
+                f"reserve: {n} tokens more for sequence {sequence!r} take {missing} pages more, "
+                f"but {len(self.free_pages)} of {self.k.shape[0]} are free; free a sequence"
+            )
+        if missing:
+            new = self.free_pages[-missing:][::-1]
+            first = len(pages)
+            self.table[self.row[sequence], first : first + missing] = self.upload(new)
+            del self.free_pages[-missing:]
+            pages += new
+
+    def advance(self, sequences: Sequence[Hashable]) -> None:
+        """Count a token more of each of `sequences`: a CUDA graph with `append_many` is replayed.
+
+        Call it before the replay. Raises RuntimeError where one has no page for its token, which
+        would be written to another's page; ValueError where one is unknown.
+        """
+        self.check_known(sequences)
+        if full := self.without_room(sequences):
+            raise RuntimeError(
+                f"advance: sequence {sequences[full[0]]!r} has no page for another token; reserve "
+                "more before the replay"
+            )
+        for name in sequences:
+            self.length[name] += 1
+
+    def without_room(self, sequences: Sequence[Hashable]) -> list[int]:
+        """Which of `sequences`, by index, have no place for a token in their pages."""
+        return [
+            i
+            for i, name in enumerate(sequences)
+            if self.length[name] == len(self.pages[name]) * self.page_size
+        ]
 
     def write_each(self, k: Tensor, v: Tensor, rows: Tensor, pages: Tensor | None) -> None:
         """Write one token of each sequence, k and v (B, Hk, 1, d), and its length, by one kernel.

@@ -269,6 +269,44 @@ def test_neighbours_are_not_written_to():
     assert torch.equal(cache.k[cache.pages["b"]], kept[1])
 
 
+def test_reserved_pages_are_used_and_freed_like_others():
+    cache, held = cache_of(5), {"a": tokens(15), "b": tokens(3, 1)}
+    for name in "ab":
+        cache.append(name, *held[name])
+    cache.reserve("a", 18)  # 33 tokens: two pages more
+    cache.reserve("a", 1)  # which has a page
+    table = cache.table[cache.row["a"], :3].tolist()
+    assert table == cache.pages["a"] and len({*table}) == 3 and len(cache.free_pages) == 1
+    for n in (1, 0, 14, 2, 1):  # to 33, past the end of each page
+        more = tokens(n, 10 + n)
+        cache.append("a", *more)
+        held["a"] = tuple(torch.cat(pair, 1) for pair in zip(held["a"], more, strict=True))
+        poison(cache)
+        check(cache, held, ["b", "a"], 1, causal=True)
+    assert cache.table[cache.row["a"], :3].tolist() == table == cache.pages["a"]
+    cache.free("a")
+    assert len(cache.free_pages) == 4
+
+
+def test_a_replay_is_counted_only_where_its_token_has_a_place():
+    cache = cache_of(3)
+    for name in "ab":
+        cache.append(name, *tokens(15))
+    cache.advance(["a", "b"])
+    assert cache.length == {"a": 16, "b": 16}
+    cache.reserve("a", 1)
+    with unchanged(cache), pytest.raises(RuntimeError, match=r"^advance: sequence 'b' has no page"):
+        cache.advance(["a", "b"])
+    with (
+        unchanged(cache),
+        pytest.raises(RuntimeError, match=r"^reserve: 17 tokens .* take 1 pages"),
+    ):
+        cache.reserve("a", 17)
+    for n in (-1, 1.0, True):
+        with unchanged(cache), pytest.raises(ValueError, match=r"^n: got"):
+            cache.reserve("a", n)
+
+
 # ---- what it refuses
 
 
