@@ -19,7 +19,6 @@ from typing import Any
 
 from torch import Tensor
 
-from stages.common.gluon import driver
 from stages.common.no_triton import triton
 
 MOST_KEPT = 4096  # launches of a kernel; then all are found anew
@@ -66,7 +65,7 @@ def kind_of_tensors(tensors: Sequence[Any]) -> tuple[Hashable, list[Any]]:
 
     Of a tensor its launcher would ask the driver where it lies. A compiled kernel is of one GPU.
     """
-    kind: list[Hashable] = [driver.active.get_current_device()]
+    kind: list[Hashable] = [triton.runtime.driver.active.get_current_device()]
     addresses = []
     for x in tensors:
         if isinstance(x, Tensor):

@@ -157,9 +157,12 @@ def kernel(monkeypatch):
     """A kernel, and `here.device`, the current GPU."""
     here = SimpleNamespace(device=0)
     active = SimpleNamespace(get_current_device=lambda: here.device)
-    compiler = SimpleNamespace(CompiledKernel=Compiled)
-    monkeypatch.setattr(path, "triton", SimpleNamespace(JITFunction=Kernel, compiler=compiler))
-    monkeypatch.setattr(path, "driver", SimpleNamespace(active=active))
+    triton = SimpleNamespace(
+        JITFunction=Kernel,
+        compiler=SimpleNamespace(CompiledKernel=Compiled),
+        runtime=SimpleNamespace(driver=SimpleNamespace(active=active)),
+    )
+    monkeypatch.setattr(path, "triton", triton)
     monkeypatch.setattr(path, "launches", {})
     made = Kernel()
     made.here = here
@@ -210,7 +213,7 @@ def test_what_is_no_compiled_kernel_is_not_kept(kernel, monkeypatch):
     for _ in range(2):
         fast_launch(kernel, (3,), (x, x), (48, 5), A=1, B=2)
     monkeypatch.setattr(path.triton, "JITFunction", int)
-    monkeypatch.setattr(path, "driver", None)  # there is none
+    monkeypatch.setattr(path.triton, "runtime", None)  # there is no driver
     for _ in range(2):
         fast_launch(kernel, (4,), (x, x), (48, 5), A=1, B=2)
     assert kinds(kernel) == ["found"] * 4
