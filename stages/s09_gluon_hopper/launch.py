@@ -143,6 +143,10 @@ class Config(NamedTuple):
 
     CONSUMERS: int = 2
     BLOCK_N: int = 128
+    PARTS: int = 1
+    OVERLAP: bool = True
+    K_SLOTS: int = 2
+    V_SLOTS: int = 3
     CONSUMER_REGS: int = 240
     PRODUCER_REGS: int = 24
     ctas: int = 1
@@ -154,6 +158,7 @@ THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
 # three CTAs to a multiprocessor: one begins or ends a work tile while the others are amid theirs.
 # maxnreg: 80 x 8 warps; the consumer gets what the producer leaves, (8 * 80 - 4 * 24) / 4 = 136
 THREE_CTAS = Config(CONSUMERS=1, BLOCK_N=64, CONSUMER_REGS=136, ctas=3, maxnreg=80)
+WIDE = Config(PARTS=2, OVERLAP=False)
 # of the backward pass, by BLOCK_D: BLOCK_M queries and BLOCK_N keys to a tile
 BACKWARD: dict[int, dict[str, int]] = {
     BLOCK_D: {"BLOCK_M": BLOCK_M, "SLOTS": 2, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24}
@@ -168,6 +173,8 @@ def plan(d: int, causal: bool, Nk: int) -> Config:
     Three consumers' accumulators fit the registers up to d = 64. Where a causal mask leaves few
     keys, more of the time goes to the beginning and the end of a work tile.
     """
+    if d > 128:
+        return WIDE
     if d > 64:
         return TWO_CONSUMERS
     return THREE_CTAS if causal and Nk <= 1024 else THREE_CONSUMERS
@@ -185,7 +192,7 @@ def forward_launch(
     blocks = -(-Nq // BLOCK_M)
     tiles = B * H * blocks
     # tiles and keys are counted in int32
-    if dtype == torch.float32 or d > 128 or max(tiles * config.CONSUMERS, Nq, Nk) >= 1 << 30:
+    if dtype == torch.float32 or max(tiles * config.CONSUMERS, Nq, Nk) >= 1 << 30:
         return None
     # the blocks of a head are neighbours, and read the same K and V; under a causal mask the same
     # block of the heads whose K and V fit the L2, so that the longest blocks come first

@@ -28,6 +28,8 @@ class Problem:
     DQ: gl.constexpr  # backward: whether dQ is wanted
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
+    PARTS: gl.constexpr  # forward: in how many parts of the descriptors' columns d goes
+    OVERLAP: gl.constexpr
 
     @gluon.jit
     def valid_keys(self, b):
