@@ -178,14 +178,23 @@ def rescale_if_needed(acc, alpha):
 
 
 @gluon.jit
-def start_scores(q_pipe, q_count, k_pipe, kv_count, S: gl.constexpr, PARTS: gl.constexpr):
+def first_columns(tile, n: gl.constexpr):
+    """The first n columns of a tile in shared memory."""
+    return tile if n == tile.shape[1] else tile.slice(0, n, 1)
+
+
+@gluon.jit
+def start_scores(q_pipe, q_count, k_pipe, kv_count, S: gl.constexpr, problem):
     """Start S = Q K^T, (64, BLOCK_N), the sum over the parts of d; `finish_scores` waits for it."""
+    PARTS: gl.constexpr = problem.PARTS
     s = gl.full([64, k_pipe.tiles.shape[3]], 0.0, gl.float32, S)
     # always 0, but ptxas can't know: else it keeps the addresses of all parts in registers
     zero = kv_count >> 30 if PARTS > 1 else 0
     for i in gl.static_range(PARTS):
         q = q_pipe.tile((PARTS * q_count + i + zero) % q_pipe.tiles.shape[0])  # (64, BLOCK_D)
         k = k_pipe.consumer_wait(PARTS * kv_count + i + zero)  # (BLOCK_N, BLOCK_D)
+        if i > 0:
+            q, k = first_columns(q, problem.SECOND), first_columns(k, problem.SECOND)
         s = warpgroup_mma(q, k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
     return s
 
@@ -207,7 +216,7 @@ def start_output(p, acc, v_pipe, kv_count):
     """Start acc += P V in each part of d; `finish_output` waits for it."""
     started = ()
     for i in gl.static_range(len(acc)):
-        v = v_pipe.consumer_wait(len(acc) * kv_count + i)  # (BLOCK_N, BLOCK_D)
+        v = first_columns(v_pipe.consumer_wait(len(acc) * kv_count + i), acc[i].shape[1])
         started += (warpgroup_mma(p, v, acc[i], is_async=True),)
     return started
 
@@ -229,22 +238,27 @@ def as_operand(p, acc, dtype: gl.constexpr):
 
 
 @gluon.jit
-def skip_tiles(k_pipe, v_pipe, kv_count, number):
-    """Wait for and release the first `number` slots: no row of this consumer sees their keys.
+def skip_parts(pipe, count, PARTS: gl.constexpr):
+    for i in gl.static_range(PARTS):
+        pipe.consumer_wait(PARTS * count + i)
+        pipe.consumer_release(PARTS * count + i)
+
+
+@gluon.jit
+def skip_tiles(k_pipe, v_pipe, kv_count, number, PARTS: gl.constexpr):
+    """Wait for and release the first `number` KV tiles: no row of this consumer sees their keys.
 
     Without the wait, it could arrive twice in one round of a slot's barrier.
     """
     for j in range(number):
-        k_pipe.consumer_wait(kv_count + j)
-        k_pipe.consumer_release(kv_count + j)
-        v_pipe.consumer_wait(kv_count + j)
-        v_pipe.consumer_release(kv_count + j)
+        skip_parts(k_pipe, kv_count + j, PARTS)
+        skip_parts(v_pipe, kv_count + j, PARTS)
 
 
 @gluon.jit
 def mainloop(
     p, acc, m_i, l_i, q_pipe, q_count, k_pipe, v_pipe, kv_count, first, end, start_n, visible,
-    qk_scale, OVERLAP: gl.constexpr, MASKED: gl.constexpr,
+    qk_scale, problem, MASKED: gl.constexpr,
 ):  # fmt: skip
     """KV tiles `first` to `end`; p (64, BLOCK_N) is that of the tile before `first`.
 
@@ -253,14 +267,15 @@ def mainloop(
     the softmax of S, as far as ptxas keeps that order (docs/log/hopper.md).
     """
     BLOCK_N: gl.constexpr = k_pipe.tiles.shape[3]
-    PARTS: gl.constexpr = len(acc)
+    PARTS: gl.constexpr = problem.PARTS
+    OVERLAP: gl.constexpr = problem.OVERLAP
     SLACK: gl.constexpr = slack(PARTS * acc[0].shape[1])
     S: gl.constexpr = visible.type.layout.parent
     for j in range(first, end):
         if not OVERLAP:
             acc = start_output(p, acc, v_pipe, kv_count + j - 1)
             acc = finish_output(acc, v_pipe, kv_count + j - 1)
-        s = start_scores(q_pipe, q_count, k_pipe, kv_count + j, S, PARTS)  # (64, BLOCK_N)
+        s = start_scores(q_pipe, q_count, k_pipe, kv_count + j, S, problem)  # (64, BLOCK_N)
         if OVERLAP:
             acc = start_output(p, acc, v_pipe, kv_count + j - 1)
         s = finish_scores(s, m_i, k_pipe, kv_count + j, PARTS, PARTS if OVERLAP else 0)
@@ -286,7 +301,7 @@ def epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, com
     PARTS: gl.constexpr = len(acc)
     # the output takes the place of q, which is used up; the wait only names it, and returns at once
     for i in gl.static_range(PARTS):
-        tile = q_pipe.consumer_wait(PARTS * q_count + i)
+        tile = first_columns(q_pipe.consumer_wait(PARTS * q_count + i), acc[i].shape[1])
         tile.store(rescale(acc[i], 1.0 / l_i).to(o_desc.dtype))
     fence_async_shared()
     barrier()  # among this consumer's four warps
@@ -310,10 +325,10 @@ def consumer(common, q_pipe, c: gl.constexpr):
     BLOCK_N: gl.constexpr = problem.BLOCK_N
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
     PARTS: gl.constexpr = problem.PARTS
-    OVERLAP: gl.constexpr = problem.OVERLAP
     SLACK: gl.constexpr = slack(PARTS * BLOCK_D)
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    SECOND_ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.SECOND, 16])
     kv_count = 0  # KV tiles so far
     q_count = 0  # work tiles so far
     b, h, start_m, Nk_valid, n_tiles = scheduler.next_work_tile(0)
@@ -326,14 +341,14 @@ def consumer(common, q_pipe, c: gl.constexpr):
 
         m_i = gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, S))  # running max of s * qk_scale
         l_i = partial_row_sums(gl.zeros([64, BLOCK_N], gl.float32, S))  # (64, 8)
-        acc = ()
-        for _ in gl.static_range(PARTS):
-            acc += (gl.zeros([64, BLOCK_D], gl.float32, ACC),)
-        skip_tiles(k_pipe, v_pipe, PARTS * kv_count, PARTS * skipped)
+        acc = (gl.zeros([64, BLOCK_D], gl.float32, ACC),)
+        if PARTS == 2:
+            acc += (gl.zeros([64, problem.SECOND], gl.float32, SECOND_ACC),)
+        skip_tiles(k_pipe, v_pipe, kv_count, skipped, PARTS)
         for i in gl.static_range(PARTS):
             q_pipe.consumer_wait(PARTS * q_count + i)
         # runs whatever the sizes: ptxas 12.8 miscompiles an empty first loop (docs/hopper.md)
-        s = start_scores(q_pipe, q_count, k_pipe, kv_count + skipped, S, PARTS)
+        s = start_scores(q_pipe, q_count, k_pipe, kv_count + skipped, S, problem)
         if PARTS == 1:
             # the last work tile's output has been copied out: release its slot, the other one
             store_wait(0)
@@ -355,12 +370,12 @@ def consumer(common, q_pipe, c: gl.constexpr):
             second = gl.minimum(first + 1, n_tiles)
             p, acc, m_i, l_i = mainloop(
                 p, acc, m_i, l_i, q_pipe, q_count, k_pipe, v_pipe, kv_count, first, second,
-                start_n, visible, qk_scale, OVERLAP, True,
+                start_n, visible, qk_scale, problem, True,
             )  # fmt: skip
             first = second
         p, acc, m_i, l_i = mainloop(
             p, acc, m_i, l_i, q_pipe, q_count, k_pipe, v_pipe, kv_count, first, n_tiles,
-            start_n, visible, qk_scale, OVERLAP, False,
+            start_n, visible, qk_scale, problem, False,
         )  # fmt: skip
         acc = start_output(p, acc, v_pipe, kv_count + n_tiles - 1)
         acc = finish_output(acc, v_pipe, kv_count + n_tiles - 1)
@@ -384,8 +399,8 @@ def attention_kernel(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, seqlens_ptr, counter_ptr,
     H, group, Nq, Nk, blocks, heads, section, tiles, qk_scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, MASKED_TILES: gl.constexpr, LSE: gl.constexpr,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, PARTS: gl.constexpr, OVERLAP: gl.constexpr,
-    K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, PARTS: gl.constexpr, SECOND: gl.constexpr,
+    OVERLAP: gl.constexpr, K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Make the pipelines in shared memory; then each warp goes its own way.
@@ -397,7 +412,7 @@ def attention_kernel(
         H, group, Nq, Nk, CAUSAL, HAS_SEQLENS,
         # under a causal mask alone, the copy engine loads what is beyond the last key as zeros
         MASKED_TILES > 0 and (HAS_SEQLENS or not CAUSAL),
-        MASKED_TILES, LSE, False, 64 * CONSUMERS, BLOCK_N, PARTS, OVERLAP,
+        MASKED_TILES, LSE, False, 64 * CONSUMERS, BLOCK_N, PARTS, SECOND, OVERLAP,
     )  # fmt: skip
     k_pipe = make_pipeline(k_desc, K_SLOTS, CONSUMERS, K_EMPTY)
     v_pipe = make_pipeline(v_desc, V_SLOTS, CONSUMERS, K_EMPTY + K_SLOTS)

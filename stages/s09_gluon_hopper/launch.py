@@ -144,6 +144,7 @@ class Config(NamedTuple):
     CONSUMERS: int = 2
     BLOCK_N: int = 128
     PARTS: int = 1
+    SECOND: int = 128
     OVERLAP: bool = True
     K_SLOTS: int = 2
     V_SLOTS: int = 3
@@ -158,7 +159,10 @@ THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
 # three CTAs to a multiprocessor: one begins or ends a work tile while the others are amid theirs.
 # maxnreg: 80 x 8 warps; the consumer gets what the producer leaves, (8 * 80 - 4 * 24) / 4 = 136
 THREE_CTAS = Config(CONSUMERS=1, BLOCK_N=64, CONSUMER_REGS=136, ctas=3, maxnreg=80)
-WIDE = Config(PARTS=2, OVERLAP=False)
+# d in two parts, of 128 columns and of 64 or 128; for d = 256 two accumulators, S and P at the same
+# time would be 128 + 64 + 32 registers
+D_192 = Config(PARTS=2, SECOND=64)
+D_256 = Config(PARTS=2, OVERLAP=False)
 # of the backward pass, by BLOCK_D: BLOCK_M queries and BLOCK_N keys to a tile
 BACKWARD: dict[int, dict[str, int]] = {
     BLOCK_D: {"BLOCK_M": BLOCK_M, "SLOTS": 2, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24}
@@ -174,7 +178,7 @@ def plan(d: int, causal: bool, Nk: int) -> Config:
     keys, more of the time goes to the beginning and the end of a work tile.
     """
     if d > 128:
-        return WIDE
+        return D_192 if d <= 192 else D_256
     if d > 64:
         return TWO_CONSUMERS
     return THREE_CTAS if causal and Nk <= 1024 else THREE_CONSUMERS
