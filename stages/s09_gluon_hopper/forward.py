@@ -23,9 +23,7 @@ from stages.common.gluon import (
 from .pipeline import make_pipeline
 from .schedule import Problem, make_scheduler
 
-# Numbers of named barriers. K's and V's pipelines have 5 slots together, Q's have 2 for each of up
-# to 3 consumers.
-K_EMPTY, Q_EMPTY = gl.constexpr(5), gl.constexpr(10)
+K_EMPTY = gl.constexpr(5)  # the first named barrier of K's slots; then come V's, and Q's, up to 15
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32; -inf - -inf would be NaN
 
 
@@ -194,7 +192,7 @@ def start_scores(q_pipe, q_count, k_pipe, kv_count, S: gl.constexpr, problem):
         q = q_pipe.tile((PARTS * q_count + i + zero) % q_pipe.tiles.shape[0])  # (64, BLOCK_D)
         k = k_pipe.consumer_wait(PARTS * kv_count + i + zero)  # (BLOCK_N, BLOCK_D)
         if i > 0:
-            q, k = first_columns(q, problem.SECOND), first_columns(k, problem.SECOND)
+            q, k = first_columns(q, problem.SECOND_D), first_columns(k, problem.SECOND_D)
         s = warpgroup_mma(q, k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
     return s
 
@@ -328,7 +326,7 @@ def consumer(common, q_pipe, c: gl.constexpr):
     SLACK: gl.constexpr = slack(PARTS * BLOCK_D)
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    SECOND_ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.SECOND, 16])
+    SECOND_ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.SECOND_D, 16])
     kv_count = 0  # KV tiles so far
     q_count = 0  # work tiles so far
     b, h, start_m, Nk_valid, n_tiles = scheduler.next_work_tile(0)
@@ -343,7 +341,7 @@ def consumer(common, q_pipe, c: gl.constexpr):
         l_i = partial_row_sums(gl.zeros([64, BLOCK_N], gl.float32, S))  # (64, 8)
         acc = (gl.zeros([64, BLOCK_D], gl.float32, ACC),)
         if PARTS == 2:
-            acc += (gl.zeros([64, problem.SECOND], gl.float32, SECOND_ACC),)
+            acc += (gl.zeros([64, problem.SECOND_D], gl.float32, SECOND_ACC),)
         skip_tiles(k_pipe, v_pipe, kv_count, skipped, PARTS)
         for i in gl.static_range(PARTS):
             q_pipe.consumer_wait(PARTS * q_count + i)
@@ -399,7 +397,7 @@ def attention_kernel(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, seqlens_ptr, counter_ptr,
     H, group, Nq, Nk, blocks, heads, section, tiles, qk_scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, MASKED_TILES: gl.constexpr, LSE: gl.constexpr,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, PARTS: gl.constexpr, SECOND: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, PARTS: gl.constexpr, SECOND_D: gl.constexpr,
     OVERLAP: gl.constexpr, K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
@@ -412,10 +410,11 @@ def attention_kernel(
         H, group, Nq, Nk, CAUSAL, HAS_SEQLENS,
         # under a causal mask alone, the copy engine loads what is beyond the last key as zeros
         MASKED_TILES > 0 and (HAS_SEQLENS or not CAUSAL),
-        MASKED_TILES, LSE, False, 64 * CONSUMERS, BLOCK_N, PARTS, SECOND, OVERLAP,
+        MASKED_TILES, LSE, False, 64 * CONSUMERS, BLOCK_N, PARTS, SECOND_D, OVERLAP,
     )  # fmt: skip
     k_pipe = make_pipeline(k_desc, K_SLOTS, CONSUMERS, K_EMPTY)
     v_pipe = make_pipeline(v_desc, V_SLOTS, CONSUMERS, K_EMPTY + K_SLOTS)
+    Q_EMPTY: gl.constexpr = K_EMPTY + K_SLOTS + V_SLOTS
     scheduler = make_scheduler(problem, blocks, heads, section, tiles, CONSUMERS)
     q0 = make_pipeline(q_desc, 2, 1, Q_EMPTY)
     q1 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 2) if CONSUMERS > 1 else q0

@@ -29,7 +29,7 @@ class Problem:
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
     PARTS: gl.constexpr  # forward: 1, or 2 where d is larger than a descriptor's BLOCK_D columns
-    SECOND: gl.constexpr  # forward: how many columns of the second part are computed
+    SECOND_D: gl.constexpr  # forward: how many columns of the second part are computed
     OVERLAP: gl.constexpr  # forward: whether S of a KV tile is started before P V of the one before
 
     @gluon.jit
