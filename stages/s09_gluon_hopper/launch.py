@@ -107,6 +107,11 @@ class Config(NamedTuple):
 
     CONSUMERS: int = 2
     BLOCK_N: int = 128
+    PARTS: int = 1
+    SECOND_D: int = 128
+    OVERLAP: bool = True
+    K_SLOTS: int = 2
+    V_SLOTS: int = 3
     CONSUMER_REGS: int = 240
     PRODUCER_REGS: int = 24
     ctas: int = 1
@@ -118,6 +123,10 @@ THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
 # three CTAs to a multiprocessor: one begins or ends a work tile while the others are amid theirs.
 # maxnreg: 80 x 8 warps; the consumer gets what the producer leaves, (8 * 80 - 4 * 24) / 4 = 136
 THREE_CTAS = Config(CONSUMERS=1, BLOCK_N=64, CONSUMER_REGS=136, ctas=3, maxnreg=80)
+# d in two parts, of 128 columns and of 64 or 128; for d = 256 two accumulators, S and P at the same
+# time would be 128 + 64 + 32 registers
+D_192 = Config(PARTS=2, SECOND_D=64)
+D_256 = Config(PARTS=2, OVERLAP=False)
 # of the backward pass, by BLOCK_D: BLOCK_M queries and BLOCK_N keys to a tile
 BACKWARD: dict[int, dict[str, int]] = {
     BLOCK_D: {"BLOCK_M": BLOCK_M, "SLOTS": 2, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24}
@@ -132,6 +141,8 @@ def plan(d: int, causal: bool, Nk: int) -> Config:
     Three consumers' accumulators fit the registers up to d = 64. Where a causal mask leaves few
     keys, more of the time goes to the beginning and the end of a work tile.
     """
+    if d > 128:
+        return D_192 if d <= 192 else D_256
     if d > 64:
         return TWO_CONSUMERS
     return THREE_CTAS if causal and Nk <= 1024 else THREE_CONSUMERS
@@ -152,7 +163,7 @@ def forward_launch(
     blocks = -(-Nq // BLOCK_M)
     tiles = B * H * blocks
     # tiles and keys are counted in int32
-    if dtype == torch.float32 or d > 128 or max(tiles * config.CONSUMERS, Nq, Nk) >= 1 << 30:
+    if dtype == torch.float32 or max(tiles * config.CONSUMERS, Nq, Nk) >= 1 << 30:
         return None
     # the blocks of a head are neighbours, and read the same K and V; under a causal mask the same
     # block of the heads whose K and V fit the L2, so that the longest blocks come first
@@ -162,13 +173,13 @@ def forward_launch(
         masked_tiles = 2
     sizes = (H, H // Hk, Nq, Nk, blocks, B * H, section, tiles, d**-0.5 * LOG2_E)
     grid = min(config.ctas * multiprocessors(device), tiles)
+    constants = config._asdict()
+    constants.pop("ctas")
     launch = Launch(
         attention_kernel, (grid,), CAUSAL=causal, HAS_SEQLENS=has_seqlens, LSE=has_lse,
-        MASKED_TILES=masked_tiles, CONSUMERS=config.CONSUMERS, BLOCK_N=BLOCK_N,
-        CONSUMER_REGS=config.CONSUMER_REGS, PRODUCER_REGS=config.PRODUCER_REGS,
-        num_warps=4, maxnreg=config.maxnreg,
+        MASKED_TILES=masked_tiles, num_warps=4, **constants,
     )  # fmt: skip
-    return launch, sizes, BLOCK_N, 64 if d <= 64 else 128
+    return launch, sizes, BLOCK_N, 64 if d <= 64 * config.PARTS else 128
 
 
 def forward(
