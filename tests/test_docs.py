@@ -136,7 +136,7 @@ def dead(page, target):
         return f"{target}: no such file"
     if ROOT not in (there, *there.parents):
         return f"{target}: outside the checkout"
-    if anchor and anchor not in anchors_of(there):
+    if anchor and anchor.partition("?")[0] not in anchors_of(there):  # after it, the page's state
         return f"{target}: no such heading; there are {', '.join(anchors_of(there))}"
     return None
 

@@ -48,10 +48,11 @@ def started(chromium: str, driver: str) -> Iterator[Any]:
 
 
 def photograph(driver: Any, theme: str, selector: str, address: str) -> Image.Image:
-    """What `selector` chooses of the page, in a 'light' or 'dark' theme, with white around it."""
-    preferred = {"name": "prefers-color-scheme", "value": theme}
+    """What `selector` chooses of the page, in a 'light' or 'dark' theme, as wide as the window."""
+    preferred = {"prefers-color-scheme": theme, "prefers-reduced-motion": "reduce"}
+    features = [{"name": name, "value": value} for name, value in preferred.items()]
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", WINDOW)
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [preferred]})
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     driver.get("about:blank")
     driver.get((DOCS / "report.html").as_uri() + address)
     driver.execute_async_script(

@@ -79,7 +79,7 @@ def ring() -> dict[str, Any] | None:
         return None
     links = [{"name": name, "link": link, "latency": latency}
              for name, (link, latency) in rings.LINKS.items()]  # fmt: skip
-    heads = {name: getattr(CLUSTER, name) for name in ("b", "h", "hk", "d")}
+    heads = {name: getattr(CLUSTER, name) for name in ("b", "h", "hk", "d", "dtype")}
     return {
         "rate": rings.RATE, "hbm": Machine.hbm, "launch": Machine.launch, "links": links,
         "heads": heads | {"size": ITEMSIZE[CLUSTER.dtype]},

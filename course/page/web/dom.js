@@ -15,6 +15,11 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** The rows of a dl: {words: what they say or how much it is}. */
+export function terms(rows) {
+  return Object.entries(rows).map(([words, x]) => make("div", {}, make("dt", {}, words), make("dd", {}, x)));
+}
+
 /** Write a number for people: three decimals, or an exponent where those don't suffice. */
 export function show(x, decimals = 3) {
   if (Number.isNaN(x)) return "NaN";

@@ -57,9 +57,16 @@ class Sums {
   }
 
   add(s, v) {
-    const m = Math.max(this.m, s);
-    const [alpha, p] = [Math.exp(this.m - m), Math.exp(s - m)];
-    [this.m, this.l, this.acc] = [m, this.l * alpha + p, this.acc * alpha + p * v];
+    if (s > this.m) {
+      const alpha = Math.exp(this.m - s);
+      this.m = s;
+      this.l = this.l * alpha + 1;
+      this.acc = this.acc * alpha + v;
+    } else {
+      const p = Math.exp(s - this.m);
+      this.l += p;
+      this.acc += p * v;
+    }
   }
 
   get o() {

@@ -20,6 +20,6 @@ export function drawn(lanes, end, [unit, by]) {
     make("div", {}, ...lanes.map(({ name }) => make("div", { class: "name" }, name))),
     make("svg", { viewBox: `0 0 ${WIDTH} ${height}`, preserveAspectRatio: "none", style: `height: ${height}px` }, ...bars),
     make("div", { class: "soft" }, unit),
-    make("div", { class: "ticks soft" }, ...nice(0, by * end, 4).map((x) =>
+    make("div", { class: "ticks soft" }, ...nice(0, by * end, 5).map((x) =>
       make("span", { style: `left: ${(100 * x) / (by * end)}%` }, show(x)))));
 }

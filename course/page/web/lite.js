@@ -1,7 +1,7 @@
 // Where Lite breaks: its error against the number of keys and against how sharp the scores are.
 
 import { kept } from "./address.js";
-import { make, show, slider } from "./dom.js";
+import { make, show, slider, terms } from "./dom.js";
 import { draw, liteErrors, onlineError } from "./errors.js";
 import { plot } from "./plot.js";
 import { sharpened, walk } from "./softmax.js";
@@ -47,13 +47,13 @@ export function mount(element) {
     by_sharp.display(errorsBy.map(([x, all]) => [x, all[state.n - 1]]), state.sharp);
     // the first row's last key, as Online and as Lite weigh it
     const last = walk(sharpened(drawn.scores[0].slice(0, state.n), by), drawn.values[0], TILE).at(-1);
-    figures.replaceChildren(...Object.entries({
+    figures.replaceChildren(...terms({
       "what Lite’s weights sum to, the number of tiles": Math.ceil(state.n / TILE),
       [`Lite’s weight of the last key, number ${state.n}`]: show(last.lite_p.at(-1), 4),
       "its right weight": show(last.p.at(-1) / last.l_i, 4),
       "Lite’s error": show(errors[state.n - 1] < 1e-12 ? 0 : errors[state.n - 1]),
       "Online’s, in float32": show(onlineError(drawn, by, TILE, state.n)),
-    }).flatMap(([words, x]) => [make("div", {}, make("dt", {}, words), make("dd", {}, x))]));
+    }));
     said.textContent = sentence(state.n);
   }
 

@@ -1,7 +1,7 @@
 // Stage 10's ring of GPUs over time: what each rank computes, sends and merges, by the cost model.
 
 import { kept } from "./address.js";
-import { choice, make, show, slider } from "./dom.js";
+import { choice, make, show, slider, terms } from "./dom.js";
 import { drawn } from "./lanes.js";
 import { alone, schedule, seconds, total } from "./ring_cost.js";
 
@@ -42,7 +42,7 @@ export function mount(element, { ring }) {
       make("li", {}, make("span", { class: `swatch ${kind}` }), words))),
     picture,
     make("p", { class: "small soft" },
-      `Not measured: a cost model (docs/ring.md) of the forward pass, with ${heads.h} heads, d = ${heads.d} and bfloat16. ` +
+      `Not measured: a cost model (docs/ring.md) of the forward pass, with ${heads.h} heads, d = ${heads.d} and ${heads.dtype}. ` +
         `Assumed: ${ring.rate / 1e12} TFLOP/s, and for a message ${latencies.join(", ")}. ` +
         "NVLink joins the GPUs of one host, a network those of several. All ranks meet after each exchange."));
 
@@ -57,12 +57,12 @@ export function mount(element, { ring }) {
     said.textContent = `${whoWaits(problem, ranks, instead)} ${whatIsHidden(problem, ranks, instead)}`;
     const [end, one] = [seconds(ranks), alone(problem, machine)];
     const busy = ranks.reduce((sum, spans) => sum + total(spans, "compute", "merge"), 0);
-    figures.replaceChildren(...Object.entries({
+    figures.replaceChildren(...terms({
       "a call takes": ms(end),
       "one GPU with the whole sequence": ms(one),
       [`times as fast, with ${state.world} GPUs`]: show(one / end, 2),
       "of its time a GPU waits, on average": `${Math.round(100 * (1 - busy / (state.world * end)))}%`,
-    }).flatMap(([words, x]) => [make("div", {}, make("dt", {}, words), make("dd", {}, x))]));
+    }));
     const lanes = ranks.map((spans, rank) => ({
       name: `rank ${rank}`,
       bars: spans.map(({ what, start, end }) => ({ kind: KINDS[what][0], start, end, row: Number(what === "send") })),
