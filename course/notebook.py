@@ -33,7 +33,7 @@ from harness.views.look import EITHER, Look, in_look, new_figure
 from harness.views.ratios import tflops
 
 __all__ = [
-    "Exercise", "Records", "code", "drawn", "full_load", "here", "judged", "measure", "moving",
+    "Exercise", "Records", "code", "drawn", "full_load", "here", "judged", "measure",
     "picture", "plot", "problem", "ratio", "recorded", "rows", "runs", "side_by_side", "stages",
     "tflops",
 ]  # fmt: skip
@@ -200,15 +200,6 @@ def picture(draw: Callable[[Look], Any], words: str) -> Picture:
     data = io.BytesIO()
     draw(EITHER).savefig(data, format="png", dpi=DPI, metadata={"Software": None})
     return Picture(data.getvalue(), words)
-
-
-def moving(draw: Callable[[Path, Look], object], words: str) -> Shown:
-    """A moving picture; `draw(path, look)` writes it as WebP, and `words` say what it shows."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "moving.webp"
-        draw(path, EITHER)
-        data = in_letters(path.read_bytes())
-    return Shown(f'<img alt="{escape(words)}" src="data:image/webp;base64,{data}">', words)
 
 
 def drawn(

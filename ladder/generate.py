@@ -1,4 +1,7 @@
-"""`ladder generate`: generate text with the small GPT and a stage, with and without a cache."""
+"""`ladder generate`: generate text with the small GPT and a stage, with a cache and without.
+
+With a cache in pages, on a GPU, also by replays of a CUDA graph.
+"""
 
 import sys
 import time
@@ -82,6 +85,7 @@ def generate_command(
     )
     who = {"stage": chosen[0].number, "name": chosen[0].name}
     paged = PAGE_SIZE if "paged" in chosen[0].options else None
+    replays = device == "cuda" and paged is not None  # a CUDA graph, of a cache with pages
     shared = {"kind": "generate", **who, "device": device, "mode": mode, "page_size": paged}
 
     def check() -> None:
@@ -109,15 +113,17 @@ def generate_command(
             for each in contexts:
                 record = shared | {"context": each, "tokens": tokens}
                 texts = []
-                for prefix, rows in (("", each), ("cached_", 1)):
-                    text, seconds = write(session, each, tokens, cached=bool(prefix))
+                for prefix, rows in (("", each), ("cached_", 1), ("graph_", None)):
+                    if prefix == "graph_" and not replays:
+                        continue
+                    text, seconds = write(session, each, tokens, bool(prefix), rows is None)
                     texts.append(text)
                     speed = None if mode == "interpreted" else 1 / seconds
                     record[f"{prefix}tokens_per_s"] = speed
-                    # float32: the weights once, and q, k, v, o in each layer
-                    moved = 2 * model.layers * model.width * (rows + each)
-                    record[f"{prefix}bytes_per_token"] = 4 * (model.parameters + moved)
-                record |= {"text": texts[1], "same": texts[0] == texts[1]}
+                    if rows:  # float32: the weights once, and q, k, v, o in each layer
+                        moved = 2 * model.layers * model.width * (rows + each)
+                        record[f"{prefix}bytes_per_token"] = 4 * (model.parameters + moved)
+                record |= {"text": texts[-1], "same": len(set(texts)) == 1}
                 writer.append(record | {"parameters": model.parameters})
                 progress.finished(f"{name}, context {each}", "ok", name, session.printed())
 
@@ -134,14 +140,18 @@ def generate_command(
             return 1
 
 
-def write(session: Session, context: int, tokens: int, cached: bool) -> tuple[str, float]:
+def write(
+    session: Session, context: int, tokens: int, cached: bool, graph: bool = False
+) -> tuple[str, float]:
     """Have `tokens` written after `context` others; returns them and the median seconds of one.
+
+    By replays of a CUDA graph if `graph`.
 
     The seconds are by this process's clock: a stage may change its own. The first UNTIMED tokens
     are left out: they have the kernels compiled, and the first fills the cache.
     """
     session.ready()
-    session.send({"context": context, "cached": cached})
+    session.send({"context": context, "cached": cached, "graph": graph})
     text, took, late = "", [], f"writing took more than {LIMIT:g} s"
     end = time.monotonic() + LIMIT
     for _ in range(tokens):

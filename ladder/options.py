@@ -328,7 +328,7 @@ Whole = Annotated[bool, option("the whole files, not the kernels alone", None, "
 CheckPages = Annotated[
     bool, option("write nothing; exit code 1 where README is stale", None, "--check")
 ]
-Figures = Annotated[Path | None, option("the folder for them; docs/figures by default")]
+Figures = Annotated[Path | None, option("the folder for it; docs/figures by default")]
 FigureCeilings = Annotated[
     Path | None, option("what `ladder ceilings` wrote; the H200's committed record by default")
 ]

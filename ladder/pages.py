@@ -79,7 +79,7 @@ def figures_command(
     ceilings: options.FigureCeilings = None,
     check: options.CheckFigures = False,
 ) -> int:
-    """Draw the pictures that explain, for README and docs."""
+    """Draw the picture of the memory hierarchy, for docs."""
     from course.lessons import figures  # imports NumPy, for this command only
 
     if out is None or ceilings is None:

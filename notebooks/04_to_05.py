@@ -68,14 +68,23 @@ nb.rows(
 # %%
 import numpy as np
 
-from course.lessons import figures_lite
+random = np.random.RandomState(0)
+q, k, v = (random.standard_normal((rows, 64)).astype(np.float32) for rows in (32, 256, 256))
 
-errors = figures_lite.against_n(4 * figures_lite.TILE)
+
+def errors(n):
+    """Lite's and Online's largest error with the first n keys, in tiles of 64."""
+    last, truth = trace.walk(q, k[:n], v[:n], 64)[-1], trace.attention(q, k[:n], v[:n])
+    return trace.max_error(last.lite, truth), trace.max_error(last.o, truth)
+
+
+sizes = range(1, 257)
+lite_errors, online_errors = zip(*map(errors, sizes))
 
 
 def draw(axis, look):
-    axis.plot(errors.x, errors.lite, color=look.red, label="stage 4, Lite")
-    axis.plot(errors.x, errors.online, color=look.blue, linestyle="--", label="stage 5, Online")
+    axis.plot(sizes, lite_errors, color=look.red, label="stage 4, Lite")
+    axis.plot(sizes, online_errors, color=look.blue, linestyle="--", label="stage 5, Online")
     axis.set_xticks([1, 64, 128, 192, 256])
     axis.set_xlabel("N (keys)")
     axis.set_ylabel("max error against float64")
@@ -90,7 +99,8 @@ nb.drawn(
 )
 
 # %% [markdown]
-# (Worked out in NumPy, by the same arithmetic as the kernels': median of a few draws, $d = 64$.)
+# (Worked out in NumPy, by the same arithmetic as the kernels': 32 rows, $d = 64$. On [the
+# page](../docs/report.html#lite) you can drag N.)
 #
 # ## See it happen
 #
@@ -117,8 +127,9 @@ nb.picture(
 #
 # [Stage 5's page](../docs/walkthrough/5-triton-online.md#the-recurrences) has the recurrences and
 # the proof. In the kernel the max so far $m$ is `m_i`, the sum so far $\ell$ is `l_i`, the weighted
-# sum of rows of V is `acc`, and the correction is `alpha`. Tile by tile, then moving (`ladder trace
-# --n 9 --tile 4 --row 3 --d 4` prints it in full):
+# sum of rows of V is `acc`, and the correction is `alpha`. Tile by tile (`ladder trace --n 9 --tile
+# 4 --row 3 --d 4` prints it in full; an example to play with is on [the
+# page](../docs/report.html#player)):
 
 # %%
 from IPython.display import display
@@ -129,17 +140,11 @@ for step in steps:
     numbers = (step.s.max(), step.m_i, step.alpha, step.l_i)
     errors = (trace.max_error(o, so_far) for o in (step.o, step.lite))
     texts = [*(f"{x:.3f}" for x in numbers), *(f"{x:.1e}" for x in errors)]
-    body.append((trace_plots.title(step), *texts, f"{step.lite_weight:.0f}"))
+    body.append((trace.title(step), *texts, f"{step.lite_weight:.0f}"))
     assert np.allclose(step.o, so_far, rtol=1e-5, atol=1e-6)
 header = ("tile", "max s", "m_i", "alpha", "l_i", "Online: error", "Lite: error", "Lite's weights")
 note = "Errors are against exact attention over the keys so far, in float64."
 display(nb.rows(header, body, note=note))
-nb.moving(
-    lambda path, look: trace_plots.moving(steps, truth, path, look),
-    "The same walk in six frames, the end first: each tile's scores come, then the weights and "
-    "outputs change. Online ends on the truth; Lite leaps away from it with the last key, alone in "
-    "its tile.",
-)
 
 # %% [markdown]
 # ## Both stages, side by side

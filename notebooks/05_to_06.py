@@ -41,27 +41,32 @@ nb.measure(stages="3,5,6", n="64,200", d=16, causal=True)
 # shares of all (q block, key tile) pairs, by the formula.
 
 # %%
-from course.lessons import figures_tiling as tiling
+import numpy as np
 
-case = tiling.Case(4096, 4096, True, block_m=128, block_n=64)
-kinds = tiling.kinds(case)
-for kind, words in tiling.WORDS.items():
-    print(f"{(kinds == kind).mean():6.1%}  {words}")
-visited = kinds != tiling.NEVER
-print(f"of those visited, {(kinds == tiling.MASKED).sum() / visited.sum():.1%} need the mask")
+
+def tiles(n, block_m, block_n):
+    """Which tiles each block visits, and which of them with a mask: both (blocks, tiles)."""
+    first = np.arange(0, n, block_m)[:, None]  # this row of a block sees the fewest keys: first + 1
+    last = np.minimum(first + block_m, n) - 1
+    start = np.arange(0, n, block_n)  # of the tiles
+    visited = start <= last
+    return visited, visited & (start + block_n > first + 1)
+
+
+visited, masked = tiles(4096, block_m=128, block_n=64)
+print(f"{(visited & ~masked).mean():6.1%}  visited, no mask: every row sees every key")
+print(f"{masked.mean():6.1%}  visited with a mask: some pairs are hidden")
+print(f"{(~visited).mean():6.1%}  never loaded: no row sees a key")
+print(f"of those visited, {masked.sum() / visited.sum():.1%} need the mask")
 
 # %% [markdown]
 # Nearly half is never loaded, and nearly all of the rest needs no mask: only tiles on the diagonal
-# do. A small case to look at:
+# do. A small case, a block of queries in each line, where `x` is a tile without a mask and `m` one
+# with it ([the page](../docs/report.html#masks) draws other sizes):
 
 # %%
-nb.drawn(
-    lambda axis, look: tiling.draw(axis, tiling.Case(512, 512, True, 128, 64), look),
-    "Four blocks of queries against eight tiles of keys, causal: two tiles on the diagonal of each "
-    "block take the mask, those left of them are whole, those right of them are never loaded.",
-    5.4,
-    4.6,
-)
+for kinds in np.add(*map(np.int8, tiles(512, block_m=128, block_n=64))):
+    print(" ".join(".xm"[kind] for kind in kinds))
 
 # %% [markdown]
 # Does the kernel really skip them? It can count, as it runs, the tiles that it never visits.
@@ -82,7 +87,7 @@ if nb.runs(6):
     config = stage_6.launch_config(d, q.dtype, "ieee")
     blocks = {"block_m": config["BLOCK_M"], "block_n": config["BLOCK_N"]}
     counted = stage_6.skip_ratio(q, k, v, causal=True)
-    formula = (tiling.kinds(tiling.Case(N, N, True, **blocks)) == tiling.NEVER).mean()
+    formula = (~tiles(N, **blocks)[0]).mean()
     print(f"here: {counted:.1%} never visited, by the formula {formula:.1%}; N = {N}, {blocks}")
     assert counted == formula
 

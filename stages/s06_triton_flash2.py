@@ -22,6 +22,7 @@ What it bought: masks that save time instead of costing it (FlashAttention-2, Da
 Still hurts: forward only. Stage 7 goes back.
 """
 
+import functools
 import math
 
 import torch
@@ -30,6 +31,7 @@ from torch import Tensor
 from stages.common import operators, tuner
 from stages.common.fit import FORWARD, H200, Card, card_of, fit_each
 from stages.common.kernels import LOG2_E, loadable, round_to_tf32
+from stages.common.launch import fast_launch
 from stages.common.machine import launching
 from stages.common.no_triton import tl, triton
 from stages.common.products import dot, is_finite
@@ -221,6 +223,7 @@ TILES: dict[str, tuple[list[tuple[int, int, int, int]], ...]] = {
 }
 
 
+@functools.cache
 def candidates(d: int, dtype: torch.dtype, precision: str, card: Card = H200) -> list[tuner.Config]:
     """Return launch configurations to try for a head dimension and a dtype, the safest first.
 
@@ -259,11 +262,13 @@ def forward(
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
 
     def launch(config: tuner.Config, precision: str = precision, redo: bool = False) -> None:
-        grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
-        attention_kernel[grid](
-            q, k, v, o, lse, seqlens_k, skipped,
-            *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-            H // Hk, Nq, Nk, d, d**-0.5 * LOG2_E,
+        grid = (-(-Nq // config["BLOCK_M"]), H, B)
+        fast_launch(
+            attention_kernel, grid, (q, k, v, o, lse, seqlens_k, skipped),
+            (
+                *q.stride(), *k.stride(), *v.stride(), *o.stride(),
+                H // Hk, Nq, Nk, d, d**-0.5 * LOG2_E,
+            ),
             CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
             LSE=lse is not None, COUNT=skipped is not None and not redo,
             EVEN_D=d == config["BLOCK_D"], PRECISION=precision, REDO=redo, **config,

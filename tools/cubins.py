@@ -190,7 +190,10 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
         config = chosen._asdict()
         config.pop("ctas")
         rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", config["BLOCK_N"])
-        return module.attention_kernel, config, {x: ((1, 1, n, d), 128) for x, n in rows.items()}
+        columns = d // config.get("PARTS", 1)
+        return (
+            module.attention_kernel, config, {x: ((1, 1, n, columns), 128) for x, n in rows.items()}
+        )  # fmt: skip
     config = dict(module.BACKWARD[d])
     rows = config.pop("BLOCK_M")
     blocks: dict[str, Any] = dict.fromkeys(("q", "do"), ((1, 1, rows, d), 128))

@@ -123,8 +123,17 @@ def reads_before_writes(sass: str) -> bool:
     return any("BAR.SYNC" in text for text in code[max(reads) : min(writes)])
 
 
+def copied(text: str) -> bool:
+    """Whether an instruction copies one uniform register to another, whatever the condition."""
+    return re.search(r"\bUMOV UR\d+, UR\d+", text) is not None
+
+
 def unset_registers(sass: str) -> list[str]:
-    """Instructions that read a uniform register which on some way to them nothing has written."""
+    """Instructions that read a uniform register which on some way to them nothing has written.
+
+    A copy (UMOV) of such a register is as unset as the register: ptxas copies both halves of an
+    address, and may compute the upper one only behind that.
+    """
     code = instructions(sass)
     index = {address: i for i, (address, _) in enumerate(code)}
     after: list[list[int]] = []
@@ -142,9 +151,12 @@ def unset_registers(sass: str) -> list[str]:
     while work:
         i = work.pop()
         out = surely[i] | uses[i][0]
+        if copied(code[i][1]) and uses[i][1] - surely[i]:
+            out -= uses[i][0]
         for target in roles if "BRX" in code[i][1] else after[i]:
             now = surely[target] & out if target in surely else frozenset(out)
             if surely.get(target) != now:
                 surely[target] = now
                 work.append(target)
-    return [code[i][1] for i, known in sorted(surely.items()) if uses[i][1] - known]
+    read = {i: uses[i][1] - known for i, known in sorted(surely.items())}
+    return [code[i][1] for i, unset in read.items() if unset and not copied(code[i][1])]

@@ -38,13 +38,14 @@ MODEL_COLUMNS = (
     Column("vs SDPA"), Column("status", left=True),
 )  # fmt: skip
 # of `ladder generate`
-CACHES = {"": "no cache", "cached_": "cache"}
+CACHES = {"": "no cache", "cached_": "cache", "graph_": "cache, CUDA graph"}
 MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_per_s": ("tokens/s", significant), "bytes_per_token": ("bytes/token", show_bytes),
 }  # fmt: skip
 GENERATED_NOTE = (
     "Bytes: counted, the weights once and q, k, v, o in each layer. Tokens: the likeliest each."
 )
+NO_GRAPH = "Not by replays of a CUDA graph: that takes a GPU, and a stage that keeps pages."
 
 
 def row(verdict: Verdict, title: str) -> list[str]:
@@ -231,13 +232,17 @@ def generated_table(env: Record, records: Sequence[Record]) -> Table:
     rows = [[str(record["context"])] for record in records]
     for name, (title, show) in MEASURES.items():
         for prefix, what in CACHES.items() if first[name] else ():
+            if first.get(prefix + name) is None:
+                continue
             heads.append(f"{title}, {what}")
             for row, record in zip(rows, records, strict=True):
                 row.append(show(record[prefix + name] or 0))
     rows = [[*row, "yes" if r["same"] else "NO"] for row, r in zip(rows, records, strict=True)]
     cache = f"pages of {first['page_size']}" if first["page_size"] else "contiguous"
     title = f"{labels(env)[stage_of(first)]}, {first['device']}, {first['mode']}; cache: {cache}"
-    return Table(list(map(Column, [*heads, "same tokens"])), rows, title, [GENERATED_NOTE], gap=2)
+    replays = first["device"] == "cuda" and first["page_size"]
+    notes = [GENERATED_NOTE] if replays else [GENERATED_NOTE, NO_GRAPH]
+    return Table(list(map(Column, [*heads, "same tokens"])), rows, title, notes, gap=2)
 
 
 def plot_generated(records: Sequence[Record], path: Path) -> list[Path]:
@@ -245,8 +250,10 @@ def plot_generated(records: Sequence[Record], path: Path) -> list[Path]:
     shown, lengths = [x for x in MEASURES if records[0][x]], [r["context"] for r in records]
     with picture(path, LIGHT, len(shown), 2, 5.0, 4.0) as (_, axes):
         for axis, name in zip(axes, shown, strict=True):
-            for (prefix, what), style in zip(CACHES.items(), ("o--", "s-"), strict=True):
-                axis.plot(lengths, [record[prefix + name] for record in records], style, label=what)
+            for (prefix, what), style in zip(CACHES.items(), ("o--", "s-", "^-"), strict=True):
+                values = [record.get(prefix + name) for record in records]
+                if None not in values:
+                    axis.plot(lengths, values, style, label=what)
             n_axis(axis, lengths, "context (tokens)")
             axis.set(ylabel=MEASURES[name][0], yscale="log")
             axis.legend()

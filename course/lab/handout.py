@@ -35,7 +35,7 @@ FIRST_ON_A_GPU = 5
 CODE = ("stages/", "csrc/")  # where the stages' own code is
 TRAIN_TEXT = "harness/data/train_text.txt"  # this project's own sources, as a text to learn
 # a link's words, file and heading
-LINK = re.compile(r"\[([^][]*)\]\(([^)#:\s]+\.(?:md|py|ipynb)|(?=#))(?:#([^)\s]*))?\)")
+LINK = re.compile(r"\[([^][]*)\]\(([^)#:\s]+\.(?:md|py|ipynb|html)|(?=#))(?:#([^)\s]*))?\)")
 TO_WRITE = re.compile(r"<!-- to write -->\n(.*?)<!-- end -->\n+", re.S)  # of TEMPLATE
 WHOLE = re.compile(r"<!-- not in a handout -->\n.*?<!-- end -->\n+", re.S)
 TEMPLATE = HERE / "handout.md"  # of the first page

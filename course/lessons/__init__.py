@@ -1,1 +1,1 @@
-"""Lessons: traces, differences between stages, exercises, explaining pictures."""
+"""Lessons: traces, differences between stages, exercises, a picture of the memory hierarchy."""

@@ -6,17 +6,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from course.report.course import CLUSTER
+from harness.problems.problem import ITEMSIZE
+from harness.problems.ring_cost import Machine
 from harness.records.code import built_in_files, first_file, peer_files, read_declared
 from harness.records.environment import ROOT
 from harness.records.jsonl import read
+from harness.views import rings
 
-SPLIT_KV = 8  # the stage that splits keys
+SPLIT_KV, RING = 8, 10  # the stages that split keys, and that send them round a ring
 COMMON = ROOT / "stages" / "common"
 H200_MULTIPROCESSORS = 132  # stages/common/fit.py has it, too, and imports torch
 GLOSSARY = ROOT / "docs" / "glossary.md"
 TERMS = (
     "FLOP", "GEMM", "Gluon", "GQA", "Head", "IEEE", "Kernel", "Matrix unit", "Multiprocessor",
-    "Paired", "Peer", "Program", "Roofline", "SDPA", "Split products", "TF32", "Tile", "Warp",
+    "Paired", "Peer", "Program", "Rank", "Roofline", "SDPA", "Split products", "TF32", "Tile",
+    "Warp", "Zigzag",
 )  # fmt: skip
 # terms that only the page uses without a word
 OWN_TERMS = {
@@ -38,7 +43,8 @@ TIMELINE = ROOT / "results" / "h200" / "hopper-timeline.jsonl"
 
 def collect() -> dict[str, Any]:
     """The data of the lesson's modules, by key; all of it JSON can hold."""
-    return {"stages": stages(), "splits": splits(), "timeline": timeline(), "terms": terms()}
+    return {"stages": stages(), "splits": splits(), "timeline": timeline(), "ring": ring(),
+            "terms": terms()}  # fmt: skip
 
 
 def stages() -> list[dict[str, Any]]:
@@ -65,6 +71,19 @@ def splits() -> dict[str, Any] | None:
         "costs": {name.lower(): stage[name] for name in ("ALONE", "WAVE", "MERGE", "PART")},
         "computed": stage["COMPUTED"],
     }
+
+
+def ring() -> dict[str, Any] | None:
+    """The machine and heads of docs/ring.md's clusters. None in a copy without stage 10."""
+    if all(each["number"] != RING for each in stages()):
+        return None
+    links = [{"name": name, "link": link, "latency": latency}
+             for name, (link, latency) in rings.LINKS.items()]  # fmt: skip
+    heads = {name: getattr(CLUSTER, name) for name in ("b", "h", "hk", "d")}
+    return {
+        "rate": rings.RATE, "hbm": Machine.hbm, "launch": Machine.launch, "links": links,
+        "heads": heads | {"size": ITEMSIZE[CLUSTER.dtype]},
+    }  # fmt: skip
 
 
 def terms() -> list[list[str]]:

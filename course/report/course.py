@@ -23,6 +23,8 @@ PAIRED = f"paired: {text.READING.format('../')}."
 ONE_HEAD = Problem(
     "normal", 0, 1, 1, 1, 1, 1, 64, "float16", "float16", False, None, "cuda"
 )  # fmt: skip
+# the heads that `ladder ring` takes on GPUs
+CLUSTER = replace(ONE_HEAD, h=16, hk=16, d=128, dtype="bfloat16", precision="bfloat16")
 
 
 def square(n: int, problem: Problem = ONE_HEAD) -> Problem:
@@ -66,9 +68,8 @@ def links() -> str:
 
 
 def cluster() -> str:
-    """What the cost model says of clusters, for the heads that `ladder ring` takes on GPUs."""
-    heads = replace(ONE_HEAD, h=16, hk=16, d=128, dtype="bfloat16", precision="bfloat16")
-    return rings.cluster_table(heads).markdown()
+    """What the cost model says of clusters, for the heads of CLUSTER."""
+    return rings.cluster_table(CLUSTER).markdown()
 
 
 def scores() -> str:

@@ -219,8 +219,3 @@ def make_trace(
     problem = Problem(inputs, seed, 1, 1, 1, n, n, d, "float32", "ieee", causal, None, "cpu")
     q, k, v = (x[0, 0].numpy() for x in make_inputs(problem))
     return Trace(row, tile, inputs, seed, causal, q[row], k, v)
-
-
-def example() -> Trace:
-    """The trace in the committed pictures: the running max rises in the first three tiles only."""
-    return make_trace(n=8, d=4, tile=2, row=3)

@@ -1,4 +1,4 @@
-"""Pictures of a trace through the online softmax: a still with one column per tile, and a movie.
+"""A picture of a trace through the online softmax, with one column per tile.
 
 Each column has the scores with the running max m_i; the weights exp(s - m_i), whose sum is l_i, and
 in outline the earlier weights before alpha scaled them down; and the output so far of Online and of
@@ -6,19 +6,15 @@ Lite, with the truth.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from course.tracing.trace import Array, Step, max_error, title
-from harness.records.files import whole
 from harness.views.look import LIGHT, Look, in_look, mark, new_figure, plain
 
 MOST_TILES = 8  # more columns are too small to read
 MOST_KEYS = 64
-MOVE_MS, STAND_MS, END_MS = 1600, 2200, 4000  # durations of the frames of the movie
-COLOURS = 48  # of the movie: enough for smooth edges of letters
 LABELS = ("scores s", "weights exp(s - m_i)", "output so far")
 
 
@@ -37,48 +33,13 @@ def still(steps: Sequence[Step], truth: Array, look: Look = LIGHT) -> Any:
         figure = new_figure(0.8 + 2.35 * max(2, len(steps)), 6.6)
         grid = figure.subplots(3, len(steps), squeeze=False, sharey="row")
         for index, step in enumerate(steps):
-            draw(grid[:, index], steps, index, index, truth, look)
+            draw(grid[:, index], steps, index, truth, look)
             grid[0, index].set_title(title(step), fontweight="bold")
         for axis, label in zip(grid[:, 0], LABELS, strict=True):
             axis.set_ylabel(label)
         handles = grid[2, 0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside lower center", ncols=4)
     return figure
-
-
-def moving(
-    steps: Sequence[Step], truth: Array, path: Path, look: Look = LIGHT, comment: str = ""
-) -> Path:
-    """Write a movie of the trace to `path`, .gif or .webp: each tile's scores, then their effect.
-
-    EITHER needs WebP: GIF can't draw partly transparent edges of letters. `comment` is written into
-    a GIF. Arguments and errors are those of `still`.
-    """
-    from PIL import Image
-
-    check(steps)
-    frames = []
-    with in_look(look):
-        for index in range(len(steps)):
-            for done in (False, True):
-                figure = frame(steps, index, done, truth, look)
-                figure.canvas.draw()
-                frames.append(Image.fromarray(np.array(figure.canvas.buffer_rgba())))
-    # the last frame first, since previews show the first frame; in a loop it still comes last
-    frames.insert(0, frames.pop())
-    options: dict[str, Any] = {"lossless": True}
-    if path.suffix == ".gif":
-        frames = [pixels.convert("RGB") for pixels in frames]
-        # one palette for all frames, so that only changes are stored; one chosen by pixel count
-        # lacks the colours of markers, which have few pixels
-        palette = frames[0].quantize(COLOURS, method=Image.Quantize.FASTOCTREE)
-        frames = [pixels.quantize(palette=palette, dither=Image.Dither.NONE) for pixels in frames]
-        options = {"optimize": True, "comment": comment}
-    stays = [END_MS, *[MOVE_MS, STAND_MS] * len(steps)][:-1]
-    options |= {"save_all": True, "append_images": frames[1:], "duration": stays, "loop": 0}
-    with whole(path) as draft:
-        frames[0].save(draft, **options)
-    return path
 
 
 def check(steps: Sequence[Step]) -> None:
@@ -94,45 +55,12 @@ def check(steps: Sequence[Step]) -> None:
         )
 
 
-def frame(steps: Sequence[Step], index: int, done: bool, truth: Array, look: Look) -> Any:
-    """One frame: the scores of tile `index`; with `done` also rescaled and added."""
-    figure = new_figure(7.2, 3.3)
-    axes = figure.subplots(1, 3)
-    draw(axes, steps, index, index if done else index - 1, truth, look)
-    for axis, label in zip(axes, LABELS, strict=True):
-        axis.set_title(label)
-    figure.legend(*axes[2].get_legend_handles_labels(), loc="outside lower right", ncols=3)
-    figure.suptitle(caption(steps, index, done), fontsize=9.5, x=0.02, ha="left")
-    return figure
-
-
-def caption(steps: Sequence[Step], index: int, done: bool) -> str:
-    """A caption of two lines that says what happens in a frame."""
-    step = steps[index]
-    if done and index == len(steps) - 1:
-        what = f"o = acc / l_i is the truth;\nLite's weights sum to {step.lite_weight:.0f}"
-    elif done and index == 0:
-        what = "there is no past yet,\nonly the tile's own weights"
-    elif done:
-        past = f"shrinks by alpha = {step.alpha:.3g}" if step.alpha < 1 else "stays what it was"
-        what = f"the past {past},\nthe tile's own weights come to it"
-    elif index == 0:
-        what = f"the first scores,\nm_i = {step.m_i:.3g}"
-    else:
-        old = steps[index - 1].m_i
-        moved = f"m_i rises from {old:.3g} to {step.m_i:.3g}" if step.m_i > old else "m_i stays"
-        what = f"new scores,\n{moved}, alpha = {step.alpha:.3g}"
-    return f"tile {index}, {title(step)}: {what}"
-
-
-def draw(
-    axes: Any, steps: Sequence[Step], scored: int, added: int, truth: Array, look: Look
-) -> None:
-    """Draw scores up to tile `scored`, weights and outputs up to `added` (-1: none), on 3 axes."""
+def draw(axes: Any, steps: Sequence[Step], index: int, truth: Array, look: Look) -> None:
+    """Draw scores, weights and outputs up to tile `index`, on 3 axes."""
     scores, weights, outputs = axes
-    draw_scores(scores, steps, scored, look)
-    draw_weights(weights, steps, added, look)
-    draw_outputs(outputs, steps, added, truth, look)
+    draw_scores(scores, steps, index, look)
+    draw_weights(weights, steps, index, look)
+    draw_outputs(outputs, steps, index, truth, look)
     n = steps[-1].stop
     for axis in (scores, weights):
         axis.set_xlim(-0.6, n - 0.4)
@@ -161,10 +89,8 @@ def draw_scores(axis: Any, steps: Sequence[Step], index: int, look: Look) -> Non
 
 
 def draw_weights(axis: Any, steps: Sequence[Step], index: int, look: Look) -> None:
-    """Draw exp(s - m_i) of all keys so far as bars, earlier values in outline; -1: nothing."""
+    """Draw exp(s - m_i) of all keys so far as bars, earlier values in outline."""
     axis.set_ylim(0, 1.35)
-    if index < 0:
-        return
     step = steps[index]
     bars(axis, np.exp(scores_to(steps, index) - step.m_i), step.start, look)
     if index and step.alpha < 1:
@@ -178,14 +104,11 @@ def draw_weights(axis: Any, steps: Sequence[Step], index: int, look: Look) -> No
 
 
 def draw_outputs(axis: Any, steps: Sequence[Step], index: int, truth: Array, look: Look) -> None:
-    """Draw the truth as levels, Online's and Lite's o with their markers (-1: no o yet)."""
+    """Draw the truth as levels, Online's and Lite's o with their markers."""
     dims = np.arange(len(truth))
     axis.axhline(0, color=look.soft, linewidth=0.6)
     axis.hlines(truth, dims - 0.38, dims + 0.38, color=look.ink, linewidth=2.2, label="truth")
-    # missing outputs are drawn as NaN, so that the legend is the same in every frame
-    nowhere = np.full(len(truth), np.nan)
-    at = steps[index] if index >= 0 else None
-    online, lite = (nowhere, nowhere) if at is None else (at.o, at.lite)
+    online, lite = steps[index].o, steps[index].lite
     for o, label, stage, shift, size, edge in (
         (online, "Online", 5, -0.12, 6, 1.0),
         (lite, "Lite", 4, 0.12, 5.5, 0.6),
@@ -195,12 +118,10 @@ def draw_outputs(axis: Any, steps: Sequence[Step], index: int, truth: Array, loo
             markeredgecolor=look.ink, markeredgewidth=edge, label=label,
         )  # fmt: skip
     axis.set_ylim(*room(truth, *(x for step in steps for x in (step.o, step.lite))))
-    if at is not None:
-        errors = f"Online {max_error(online, truth):.2g},  Lite {max_error(lite, truth):.2g}"
-        axis.text(
-            0.5, 0.99, f"off by: {errors}", ha="center", va="top", transform=axis.transAxes,
-            fontsize=8,
-        )  # fmt: skip
+    errors = f"Online {max_error(online, truth):.2g},  Lite {max_error(lite, truth):.2g}"
+    axis.text(
+        0.5, 0.99, f"off by: {errors}", ha="center", va="top", transform=axis.transAxes, fontsize=8
+    )
     axis.set_xlim(-0.6, len(truth) - 0.4)
     axis.set_xticks(dims if len(truth) <= 8 else dims[:: len(truth) // 4])
     axis.set_xlabel("dimension")

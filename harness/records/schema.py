@@ -251,6 +251,8 @@ class Generate(Named):
     cached_tokens_per_s: Rate | None
     bytes_per_token: Bytes  # counted: the weights, and q, k, v, o in each layer
     cached_bytes_per_token: Bytes
+    # with the cache, by replays of a CUDA graph; null on a CPU, and without pages
+    graph_tokens_per_s: Rate | None = None
 
 
 @dataclass(kw_only=True)

@@ -40,9 +40,17 @@ def check_plain(name: str, x: Any, expected: str) -> None:
         raise wrong(name, "a tensor on meta, which holds no numbers", expected)
 
 
+PLAIN = (Tensor, torch.nn.Parameter)  # what a tensor of these types is like tells all
+
+
 def transformed(x: Tensor) -> bool:
     """Whether torch.func or forward-mode differentiation is transforming `x`."""
-    return is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None
+    if is_functorch_wrapped_tensor(x):
+        return True
+    # no level is entered, mostly; torch 2.6 to 2.14 know it by this name
+    if getattr(forward_ad, "_current_level", 0) < 0:
+        return False
+    return forward_ad.unpack_dual(x).tangent is not None
 
 
 def unavailable(stage: Stage, reason: str) -> StageUnavailable:
@@ -62,8 +70,42 @@ def check_inputs(
     """Check the arguments of `stage`'s attend against the contract.
 
     Raises ValueError that names the argument, what came and what was expected, and
-    StageUnavailable where the input is good but this machine can't run the stage.
+    StageUnavailable where the input is good but this machine can't run the stage. Input like one
+    that has passed passes at once.
     """
+    kind = kind_of(stage, q, k, v, causal, seqlens_k)
+    if kind not in passed:
+        check_each(stage, q, k, v, causal, seqlens_k)
+        if len(passed) == MOST_KEPT:
+            passed.clear()
+        passed[kind] = stage
+
+
+MOST_KEPT = 4096
+passed: dict[Any, Stage] = {}  # kinds of input; the stage is kept, so that no other gets its id
+
+
+def kind_of(stage: Stage, q: Any, k: Any, v: Any, causal: Any, seqlens_k: Any) -> tuple[Any, ...]:
+    """Return all that `check_each` looks at; an object() is like nothing else, so it looks again.
+
+    It does where the answer isn't in what a tensor is like: in transformed ones, for stages that
+    refuse those, and in lengths on a CPU, whose values it reads.
+    """
+    kinds: list[Any] = [id(stage), causal if isinstance(causal, bool) else object()]
+    for x in (q, k, v):
+        plain = type(x) in PLAIN and not x.is_nested and (stage.gradients or not transformed(x))
+        kinds += (x.shape, x.dtype, x.device, x.layout) if plain else (object(),)
+    if seqlens_k is not None:
+        x = seqlens_k
+        plain = type(x) in PLAIN and x.is_cuda and not x.is_nested
+        kinds += (x.shape, x.dtype, x.device, x.layout) if plain else (object(),)
+    return tuple(kinds)
+
+
+def check_each(
+    stage: Stage, q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | None
+) -> None:
+    """Look at each argument, as `check_inputs` promises."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_plain(name, x, "a torch.Tensor of shape (B, H, N, d)")
         # a stage that carries gradients is a part of torch's graph, where torch itself refuses
@@ -158,7 +200,7 @@ def input_precision(x: Tensor) -> str:
     (stages/common/products.py). On a GPU that has neither, on a CPU, and for any other dtype:
     'ieee'.
     """
-    if x.device.type != "cuda" or x.dtype != torch.float32:
+    if x.dtype != torch.float32 or x.device.type != "cuda":
         return "ieee"
     if torch.cuda.get_device_capability(x.device) < (8, 0):
         return "ieee"  # which has neither TF32 nor bfloat16

@@ -30,6 +30,7 @@ def loadable(x: Tensor) -> Tensor:
     They read raw storage, which holds the negative of a tensor from conj().imag; and within a tile
     they count in int32, which rows or columns that are far apart would overflow.
     """
-    x = x.resolve_neg()
-    far = x.stride(2) * LARGEST_TILE + x.stride(3) * MAX_HEAD_DIM
-    return x if far < 1 << 31 else x.contiguous()
+    if x.is_neg():
+        x = x.resolve_neg()
+    _, _, row, column = x.stride()
+    return x if row * LARGEST_TILE + column * MAX_HEAD_DIM < 1 << 31 else x.contiguous()

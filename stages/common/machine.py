@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
@@ -39,11 +39,9 @@ def interpreting() -> bool:
 _interpreter = threading.RLock()  # Triton's interpreter patches triton.language while it runs
 
 
-@contextlib.contextmanager
-def launching(x: torch.Tensor) -> Iterator[None]:
+def launching(x: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """Where kernels on `x` may be launched: on its GPU; interpreted, by one thread at a time."""
-    with _interpreter if interpreting() else contextlib.nullcontext(), torch.cuda.device_of(x):
-        yield
+    return torch.cuda.device_of(x) if x.is_cuda else _interpreter
 
 
 def why_no_gpu() -> str | None:

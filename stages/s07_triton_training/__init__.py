@@ -34,9 +34,9 @@ from stages.common import operators, tuner
 from stages.common.fit import card_of
 from stages.common.inputs import autocast
 from stages.common.kernels import LOG2_E, loadable
+from stages.common.launch import fast_launch
 from stages.common.machine import launching
-from stages.common.no_triton import triton
-from stages.contract import FirstDerivative, Stage, check_inputs, input_precision
+from stages.contract import FirstDerivative, Stage, check_inputs, input_precision, transformed
 from stages.s06_triton_flash2 import forward as flash2_forward
 from stages.s06_triton_flash2 import skip_ratio as skip_ratio  # its forward pass is stage 6's
 
@@ -83,9 +83,10 @@ def launch(
     for_keys = candidates("dk_dv_kernel", d, q.dtype, precision, card)
     for_rows = candidates("dq_kernel", d, q.dtype, precision, card)
     BLOCK_D = for_rows[0]["BLOCK_D"]
-    delta_kernel[(triton.cdiv(Nq, 64), H, B)](
-        o, do, lse, delta, checked, *o.stride(), *do.stride(), Nq, d, BLOCK_M=64, BLOCK_D=BLOCK_D
-    )
+    fast_launch(
+        delta_kernel, (-(-Nq // 64), H, B), (o, do, lse, delta, checked),
+        (*o.stride(), *do.stride(), Nq, d), BLOCK_M=64, BLOCK_D=BLOCK_D,
+    )  # fmt: skip
     lse = checked
     dq = dk = dv = None
     if wanted[1] or wanted[2]:
@@ -95,10 +96,13 @@ def launch(
         def launch_keys(
             config: tuner.Config, precision: str = precision, redo: bool = False
         ) -> None:
-            dk_dv_kernel[(triton.cdiv(Nk, config["BLOCK_N"]), Hk, B)](
-                q, k, v, do, lse, delta, dk, dv, seqlens_k,
-                *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dk.stride(), *dv.stride(),
-                H // Hk, Nq, Nk, d, scale, scale * LOG2_E,
+            grid = (-(-Nk // config["BLOCK_N"]), Hk, B)
+            fast_launch(
+                dk_dv_kernel, grid, (q, k, v, do, lse, delta, dk, dv, seqlens_k),
+                (
+                    *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dk.stride(), *dv.stride(),
+                    H // Hk, Nq, Nk, d, scale, scale * LOG2_E,
+                ),
                 CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
                 EVEN_M=Nq % config["BLOCK_M"] == 0, EVEN_D=d == BLOCK_D,
                 PRECISION=precision, REDO=redo, **config,
@@ -116,10 +120,13 @@ def launch(
         def launch_rows(
             config: tuner.Config, precision: str = precision, redo: bool = False
         ) -> None:
-            dq_kernel[(triton.cdiv(Nq, config["BLOCK_M"]), H, B)](
-                q, k, v, do, lse, delta, dq, seqlens_k,
-                *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dq.stride(),
-                H // Hk, Nq, Nk, d, scale, scale * LOG2_E,
+            grid = (-(-Nq // config["BLOCK_M"]), H, B)
+            fast_launch(
+                dq_kernel, grid, (q, k, v, do, lse, delta, dq, seqlens_k),
+                (
+                    *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dq.stride(),
+                    H // Hk, Nq, Nk, d, scale, scale * LOG2_E,
+                ),
                 CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None, EVEN_D=d == BLOCK_D,
                 PRECISION=precision, REDO=redo, **config,
             )  # fmt: skip
@@ -178,7 +185,10 @@ class Attention(torch.autograd.Function):
         def run(do: Tensor, *kept: Tensor) -> Any:
             return passes.backward(*kept, do, causal, seqlens_k, wanted)
 
-        gradients = FirstDerivative.apply(passes.stage, run, do, *kept)
+        if torch.is_grad_enabled() or any(map(transformed, (do, *kept))):
+            gradients = FirstDerivative.apply(passes.stage, run, do, *kept)
+        else:  # nothing will go back through it
+            gradients = run(do, *kept)
         return None, *gradients, None, None
 
 
@@ -197,4 +207,6 @@ def attend(
     """
     q, k, v = autocast(q, k, v)
     check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
-    return Attention.apply(PASSES, q, k, v, causal, seqlens_k)
+    if operators.wanted_of(q, k, v) or any(map(transformed, (q, k, v))):
+        return Attention.apply(PASSES, q, k, v, causal, seqlens_k)
+    return flash2_forward(q, k, v, causal, seqlens_k)

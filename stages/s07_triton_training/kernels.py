@@ -3,6 +3,8 @@
 Read `walk_q_tiles` first: the five products of a tile. `walk_kv_tiles` has three of them again.
 """
 
+import functools
+
 import torch
 
 from stages.common.fit import DK_DV, DQ, H200, Card, fit_each
@@ -330,6 +332,7 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
 WALKS = {"dk_dv_kernel": DK_DV, "dq_kernel": DQ}
 
 
+@functools.cache
 def candidates(
     kernel: str, d: int, dtype: torch.dtype, precision: str, card: Card = H200
 ) -> list[dict[str, int]]:

@@ -34,6 +34,7 @@ from stages.common import operators
 from stages.common.contract import wrong
 from stages.common.fit import FORWARD, H200, Card, card_of, fit, kind_of, of_size, padded_dim
 from stages.common.kernels import LARGEST_TILE, LOG2_E, loadable
+from stages.common.launch import fast_launch
 from stages.common.machine import launching
 from stages.contract import Stage, check_inputs, input_precision
 
@@ -84,6 +85,7 @@ OF_SEVERAL: dict[str, tuple[Tiles, ...]] = TILES | {
 MOST_ROWS = 64  # of a block, where there are more than 128 in all
 
 
+@functools.cache
 def launch_config(
     d: int,
     dtype: torch.dtype,
@@ -191,7 +193,8 @@ def forward(
     config   the launch configuration, in place of `launch_config`'s
     """
     B, H, Nq, d = q.shape
-    Hk, Nk, page_size = k.shape[1], k.shape[2], 0
+    _, Hk, Nk, _ = k.shape
+    page_size = 0
     if table is not None:
         page_size, Nk = Nk, table.shape[1] * Nk
     q, k, v = loadable(q), loadable(k), loadable(v)
@@ -208,10 +211,13 @@ def forward(
 
     def launch(config: dict[str, int], precision: str, splits: int, redo: bool) -> None:
         blocks = -(-Nq * (H // Hk) // config["BLOCK_M"])
-        split_kernel[(blocks * splits, Hk, B)](
-            q, k, v, o, lse, parts, stats, seqlens_k, table, rows,
-            *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-            0 if table is None else table.stride(0), H // Hk, Nq, Nk, d, qk_scale, splits,
+        fast_launch(
+            split_kernel, (blocks * splits, Hk, B),
+            (q, k, v, o, lse, parts, stats, seqlens_k, table, rows),
+            (
+                *q.stride(), *k.stride(), *v.stride(), *o.stride(),
+                0 if table is None else table.stride(0), H // Hk, Nq, Nk, d, qk_scale, splits,
+            ),
             CAUSAL=causal and Nq > 1, HAS_SEQLENS=seqlens_k is not None, LSE=lse is not None,
             SPLIT=splits > 1, PAGE_SIZE=page_size, EVEN_D=d == config["BLOCK_D"],
             PRECISION=precision, REDO=redo, **config,
@@ -222,9 +228,10 @@ def forward(
         launch(config, precision, splits, redo=False)
         if splits > 1:
             # from Hopper on, a kernel may be launched while the one before it ends (1 us saved)
-            early = q.device.type == "cuda" and torch.cuda.get_device_capability(q.device) >= (9, 0)
-            merge_kernel[(Nq, H, B)](
-                parts, stats, o, lse, *o.stride(), d, qk_scale, splits,
+            early = q.is_cuda and card_of(q.device).capability >= (9, 0)
+            fast_launch(
+                merge_kernel, (Nq, H, B), (parts, stats, o, lse),
+                (*o.stride(), d, qk_scale, splits),
                 LSE=lse is not None, PDL=early, **merge_config(splits, d),
                 **({"launch_pdl": True} if early else {}),
             )  # fmt: skip
@@ -289,8 +296,8 @@ def attend_paged(
         raise wrong("cache", type(cache).__name__, "a PagedCache")
     rows, longest = cache.rows(sequences)
     cache.check_queries(q, len(sequences))
-    one = cache.k[:1].expand(len(sequences), -1, -1, -1)  # the shape of a page for each entry
-    check_inputs(STAGE, q, one, one, causal=causal)
+    like_keys = cache.like_keys(len(sequences))
+    check_inputs(STAGE, q, like_keys, like_keys, causal=causal)
     return forward(
         q, cache.k, cache.v, causal, cache.lengths, table=cache.table, rows=rows, longest=longest
     )

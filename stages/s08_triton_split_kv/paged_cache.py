@@ -25,6 +25,7 @@ from stages.common.contract import (
 )
 from stages.common.fit import padded_dim
 from stages.common.inputs import check_plain, dtype_name
+from stages.common.launch import fast_launch
 from stages.common.machine import launching
 from stages.common.no_triton import tl, triton
 
@@ -160,7 +161,11 @@ class PagedCache:
         self.row: dict[Hashable, int] = {}  # of each sequence
         self.pages: dict[Hashable, list[int]] = {}
         self.length: dict[Hashable, int] = {}
-        self.batches: dict[tuple[int, ...], Tensor] = {}
+        self.batches: dict[tuple[int, ...], Tensor] = {}  # rows, on the device
+        self.asked: dict[
+            tuple[Hashable, ...], Tensor
+        ] = {}  # the same by sequence, until one is freed
+        self.pages_of: dict[int, Tensor] = {}  # see `like_keys`
         self.captured: list[Tensor] = []  # what a CUDA graph reads is kept
 
     def append(self, sequence: Hashable, k: Tensor, v: Tensor) -> None:
@@ -178,7 +183,8 @@ class PagedCache:
         self.check_capture("append")
         length, n = self.length.get(sequence, 0), k.shape[1]
         pages = self.pages.get(sequence, [])
-        missing = -(-(length + n) // self.page_size) - len(pages)
+        end = -(-(length + n) // self.page_size)
+        missing = max(0, end - len(pages))
         if missing > len(self.free_pages):
             raise RuntimeError(
                 f"append: {n} tokens more for sequence {sequence!r} take {missing} pages more, but "
@@ -189,9 +195,14 @@ class PagedCache:
                 f"append: the cache holds {len(self.row)} sequences, the most that it was made "
                 "for; free one, or make it with a larger sequences="
             )
+        if n == 1 and not missing:  # nothing for the host to decide
+            rows, _ = self.rows([sequence])
+            self.write_each(k[None], v[None], rows, None)
+            self.length[sequence] = length + 1
+            return
         new = self.free_pages[len(self.free_pages) - missing :][::-1]
         row = self.row[sequence] if sequence in self.row else self.free_rows[-1]
-        written = (pages + new)[length // self.page_size :]
+        written = (pages + new)[length // self.page_size : end]
         self.write(k, v, row, length, written)
         # the host's lists last: whatever was raised before, they are as they were
         if sequence not in self.row:
@@ -203,15 +214,23 @@ class PagedCache:
         """Append one token to each of `sequences`, by one kernel: a step of decoding.
 
         k and v (len(sequences), Hk, 1, d), each sequence once, all of them begun by `append`.
-        Raises ValueError where an argument is wrong and RuntimeError where pages run out, or while
-        a CUDA graph is captured; the cache is then as it was.
+        Raises ValueError where an argument is wrong and RuntimeError where pages run out; the cache
+        is then as it was.
+
+        Where each sequence has a page for its token (`reserve`), a CUDA graph may capture the call:
+        each replay appends, at the lengths on the device. Before it, call `advance`.
         """
-        self.check_capture("append_many")
+        capturing = self.k.is_cuda and torch.cuda.is_current_stream_capturing()
         rows, _ = self.rows(sequences)
         if len(set(sequences)) < len(sequences):
             raise wrong("sequences", "one of them twice", "each once: a call appends one token")
         self.check_tokens(k, v, batch=len(sequences))
-        full = [i for i, name in enumerate(sequences) if self.length[name] % self.page_size == 0]
+        full = self.without_room(sequences)
+        if full and capturing:
+            raise RuntimeError(
+                "append_many: a CUDA graph is being captured, and a token begins a page; reserve "
+                "pages before the capture"
+            )
         if len(full) > len(self.free_pages):
             raise RuntimeError(
                 f"append_many: {len(full)} of the sequences begin a page, but "
@@ -219,21 +238,80 @@ class PagedCache:
             )
         new = dict(zip(full, reversed(self.free_pages), strict=False))
         pages = self.upload([new.get(i, -1) for i in range(len(sequences))]) if new else None
+        self.write_each(k, v, rows, pages)
+        if capturing:  # nothing has been appended yet
+            return
+        del self.free_pages[len(self.free_pages) - len(new) :]
+        for name in sequences:
+            self.length[name] += 1
+        for i, page in new.items():
+            self.pages[sequences[i]].append(page)
+
+    def reserve(self, sequence: Hashable, n: int) -> None:
+        """Take the pages for `n` tokens more of a sequence now, and enter them in the table.
+
+        Raises ValueError where an argument is wrong and RuntimeError where pages run out, or while
+        a CUDA graph is captured; the cache is then as it was.
+        """
+        self.check_known([sequence])
+        self.check_capture("reserve")
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise wrong("n", repr(n), "an int of at least 0")
+        pages = self.pages[sequence]
+        missing = max(0, -(-(self.length[sequence] + n) // self.page_size) - len(pages))
+        if missing > len(self.free_pages):
+            raise RuntimeError(
+                f"reserve: {n} tokens more for sequence {sequence!r} take {missing} pages more, "
+                f"but {len(self.free_pages)} of {self.k.shape[0]} are free; free a sequence"
+            )
+        if missing:
+            new = self.free_pages[-missing:][::-1]
+            first = len(pages)
+            self.table[self.row[sequence], first : first + missing] = self.upload(new)
+            del self.free_pages[-missing:]
+            pages += new
+
+    def advance(self, sequences: Sequence[Hashable]) -> None:
+        """Count a token more of each of `sequences`: a CUDA graph with `append_many` is replayed.
+
+        Call it before the replay. Raises RuntimeError where one has no page for its token, which
+        would be written to another's page; ValueError where one is unknown.
+        """
+        self.check_known(sequences)
+        if full := self.without_room(sequences):
+            raise RuntimeError(
+                f"advance: sequence {sequences[full[0]]!r} has no page for another token; reserve "
+                "more before the replay"
+            )
+        for name in sequences:
+            self.length[name] += 1
+
+    def without_room(self, sequences: Sequence[Hashable]) -> list[int]:
+        """Which of `sequences`, by index, have no place for a token in their pages."""
+        return [
+            i
+            for i, name in enumerate(sequences)
+            if self.length[name] == len(self.pages[name]) * self.page_size
+        ]
+
+    def write_each(self, k: Tensor, v: Tensor, rows: Tensor, pages: Tensor | None) -> None:
+        """Write one token of each sequence, k and v (B, Hk, 1, d), and its length, by one kernel.
+
+        rows and pages (B,): of the table, and the new pages, or -1; None where there is none.
+        """
         k, v = k.resolve_neg(), v.resolve_neg()
-        Hk, d, BLOCK_D = k.shape[1], k.shape[3], padded_dim(k.shape[3])
+        B, Hk, _, d = k.shape
+        (k_b, k_h, _, k_d), (v_b, v_h, _, v_d) = k.stride(), v.stride()
+        page, head, _, _ = self.k.stride()
+        BLOCK_D = padded_dim(d)
         with launching(self.k):
-            append_many_kernel[(len(sequences),)](
-                k, v, self.k, self.v, self.table, self.lengths, rows, pages,
-                *(x.stride(i) for x in (k, v) for i in (0, 1, 3)),
-                self.k.stride(0), self.k.stride(1), self.table.stride(0), Hk, d,
+            fast_launch(
+                append_many_kernel, (B,),
+                (k, v, self.k, self.v, self.table, self.lengths, rows, pages),
+                (k_b, k_h, k_d, v_b, v_h, v_d, page, head, self.table.stride(0), Hk, d),
                 PAGE_SIZE=self.page_size, BLOCK_H=max(1, 1024 // BLOCK_D), BLOCK_D=BLOCK_D,
                 num_warps=1,
             )  # fmt: skip
-        del self.free_pages[len(self.free_pages) - len(new) :]
-        for i, name in enumerate(sequences):
-            self.length[name] += 1
-            if i in new:
-                self.pages[name].append(new[i])
 
     def write(self, k: Tensor, v: Tensor, row: int, length: int, pages: list[int]) -> None:
         """Write tokens, table and length on the device, by one kernel, without waiting for it."""
@@ -241,9 +319,13 @@ class PagedCache:
         Hk, n, d = k.shape
         numbers = self.upload(pages or [0])
         with launching(self.k):
-            append_kernel[(len(numbers), Hk)](
-                k, v, self.k, self.v, self.table, self.lengths, numbers, *k.stride(), *v.stride(),
-                self.k.stride(0), self.k.stride(1), self.table.stride(0), row, length, n, d,
+            fast_launch(
+                append_kernel, (len(numbers), Hk),
+                (k, v, self.k, self.v, self.table, self.lengths, numbers),
+                (
+                    *k.stride(), *v.stride(), self.k.stride(0), self.k.stride(1),
+                    self.table.stride(0), row, length, n, d,
+                ),
                 PAGE_SIZE=self.page_size, BLOCK_D=padded_dim(d),
             )  # fmt: skip
 
@@ -258,6 +340,7 @@ class PagedCache:
         self.free_pages += reversed(self.pages.pop(sequence))
         self.free_rows.append(self.row.pop(sequence))
         del self.length[sequence]
+        self.asked.clear()
 
     def rows(self, sequences: Sequence[Hashable]) -> tuple[Tensor, int]:
         """The table's rows of `sequences`, (B,) int32 on the device, and the longest's length.
@@ -269,9 +352,23 @@ class PagedCache:
             raise wrong("sequences", type(sequences).__name__, "a list of sequences")
         if not sequences:
             raise wrong("sequences", "none", "one for each batch entry of q")
-        self.check_known(sequences)
-        batch = tuple(self.row[sequence] for sequence in sequences)
         capturing = self.k.is_cuda and torch.cuda.is_current_stream_capturing()
+        names = tuple(sequences)
+        try:
+            rows = self.asked.get(names)
+        except TypeError:  # one of them is a list, say, which is no sequence
+            rows = None
+        if rows is None:
+            self.check_known(sequences)
+            rows = self.asked[names] = self.rows_of(
+                tuple(map(self.row.__getitem__, names)), capturing
+            )
+        if capturing:
+            self.captured.append(rows)
+        return rows, max(map(self.length.__getitem__, names))
+
+    def rows_of(self, batch: tuple[int, ...], capturing: bool) -> Tensor:
+        """Rows of the table, on the device, where they were put at the first call with them."""
         if batch not in self.batches:
             if capturing:
                 raise RuntimeError(
@@ -280,10 +377,15 @@ class PagedCache:
                 )
             if len(self.batches) == MOST_BATCHES:
                 self.batches.clear()
+                self.asked.clear()
             self.batches[batch] = self.upload(batch)
-        if capturing:
-            self.captured.append(self.batches[batch])
-        return self.batches[batch], max(self.length[sequence] for sequence in sequences)
+        return self.batches[batch]
+
+    def like_keys(self, batch: int) -> Tensor:
+        """A view of a page for each of `batch` sequences, (batch, Hk, page_size, d), kept."""
+        if batch not in self.pages_of:
+            self.pages_of[batch] = self.k[:1].expand(batch, -1, -1, -1)
+        return self.pages_of[batch]
 
     def check_known(self, sequences: Sequence[Hashable]) -> None:
         """Raise ValueError unless each of `sequences` has been appended to."""
@@ -309,14 +411,13 @@ class PagedCache:
 
         Or (batch, Hk, 1, d), if `batch` is given.
         """
-        Hk, d = self.k.shape[1], self.k.shape[3]
-        letters, numbers = "(Hk, n, d)", f"({Hk}, n, {d})"
-        if batch is not None:
-            letters, numbers = "(B, Hk, 1, d)", f"({batch}, {Hk}, 1, {d})"
+        _, Hk, _, d = self.k.shape
+        letters = "(Hk, n, d)" if batch is None else "(B, Hk, 1, d)"
         for name, x in (("k", k), ("v", v)):
             check_plain(name, x, f"a torch.Tensor {letters}")
             right = (Hk, *x.shape[1:2], d) if batch is None else (batch, Hk, 1, d)
-            if tuple(x.shape) != right:
+            if x.shape != right:
+                numbers = f"({Hk}, n, {d})" if batch is None else f"{right}"
                 raise wrong(name, f"shape {tuple(x.shape)}", f"{letters} = {numbers}")
             self.check_kind(name, x)
         if batch is None and k.shape[1] != v.shape[1]:

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from stages.common import operators
 from stages.common.inputs import autocast
-from stages.contract import Stage, transformed
+from stages.contract import Stage, check_inputs, transformed
 from stages.s07_triton_training import Attention
 
 from . import launch
@@ -60,7 +60,6 @@ STAGE = Stage(
 
 
 PASSES = operators.Passes(STAGE, launch.forward, launch.backward)
-check = launch.checks(STAGE)
 
 
 @operators.register(PASSES)
@@ -77,7 +76,7 @@ def attend(
     there is no such GPU or no Gluon, RuntimeError when it is differentiated twice.
     """
     q, k, v = autocast(q, k, v)
-    check(q, k, v, causal, seqlens_k)
+    check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
     if operators.wanted_of(q, k, v) or any(map(transformed, (q, k, v))):
         return Attention.apply(PASSES, q, k, v, causal, seqlens_k)
     return launch.forward(q, k, v, causal, seqlens_k)

@@ -23,15 +23,22 @@ from stages.common.gluon import (
 from .pipeline import make_pipeline
 from .schedule import Problem, make_scheduler
 
-# Numbers of named barriers. K's pipeline has 2 slots, V's 3; Q's 2 for each of up to 3 consumers.
-K_EMPTY, V_EMPTY, Q_EMPTY = gl.constexpr(5), gl.constexpr(7), gl.constexpr(10)
+K_EMPTY = gl.constexpr(5)  # the first named barrier of K's slots; then come V's, and Q's, up to 15
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32; -inf - -inf would be NaN
 
 
 @gluon.jit
+def load_parts(pipe, desc, b, h, row, count, PARTS: gl.constexpr):
+    """Load tile `count` of a pipeline, rows of a head from `row` on; each part of d has a slot."""
+    for i in gl.static_range(PARTS):
+        pipe.producer_load(desc, [b, h, row, i * desc.block_shape[3]], PARTS * count + i)
+
+
+@gluon.jit
 def producer(q_desc, k_desc, v_desc, counter_ptr, q_pipes, k_pipe, v_pipe, scheduler):
-    """The one warp that loads: K a tile ahead of V, as S starts before P V of the tile before."""
+    """The one warp that loads, in the order of the products: K is a tile ahead of V."""
     problem = scheduler.problem
+    PARTS: gl.constexpr = problem.PARTS
     kv_count = 0  # KV tiles so far
     q_count = 0  # work tiles so far
     tile = gl.program_id(0)
@@ -44,14 +51,17 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, q_pipes, k_pipe, v_pipe, sched
         scheduler.publish((b, h, start_m, Nk_valid, n_tiles), q_count)
         h_k = h // problem.group
         start_n = problem.first_key(0, n_tiles, Nk_valid)
-        k_pipe.producer_load(k_desc, [b, h_k, start_n, 0], kv_count)
+        load_parts(k_pipe, k_desc, b, h_k, start_n, kv_count, PARTS)
         for c in gl.static_range(problem.BLOCK_M // 64):
-            q_pipes[c].producer_load(q_desc, [b, h, start_m + 64 * c, 0], q_count)
+            load_parts(q_pipes[c], q_desc, b, h, start_m + 64 * c, q_count, PARTS)
         for j in range(1, n_tiles):
             before, start_n = start_n, problem.first_key(j, n_tiles, Nk_valid)
-            k_pipe.producer_load(k_desc, [b, h_k, start_n, 0], kv_count + j)
-            v_pipe.producer_load(v_desc, [b, h_k, before, 0], kv_count + j - 1)
-        v_pipe.producer_load(v_desc, [b, h_k, start_n, 0], kv_count + n_tiles - 1)
+            if problem.OVERLAP:
+                load_parts(k_pipe, k_desc, b, h_k, start_n, kv_count + j, PARTS)
+            load_parts(v_pipe, v_desc, b, h_k, before, kv_count + j - 1, PARTS)
+            if not problem.OVERLAP:
+                load_parts(k_pipe, k_desc, b, h_k, start_n, kv_count + j, PARTS)
+        load_parts(v_pipe, v_desc, b, h_k, start_n, kv_count + n_tiles - 1, PARTS)
         kv_count += n_tiles
         q_count += 1
         tile = fetched + gl.num_programs(0)
@@ -102,7 +112,7 @@ def nan_where_large(l_i, m_i):
 @gluon.constexpr_function
 def slack(BLOCK_D):
     """By how much m_i may stay below the running max, in base 2; no gain was seen at d = 128."""
-    return 8.0 if BLOCK_D == 64 else 0.0
+    return 8.0 if BLOCK_D != 128 else 0.0
 
 
 @gluon.jit
@@ -166,10 +176,57 @@ def rescale_if_needed(acc, alpha):
 
 
 @gluon.jit
-def start_scores(q, k, S: gl.constexpr):
-    """Start S = Q K^T, (64, BLOCK_N); the caller waits for it."""
-    zeros = gl.full([64, k.shape[0]], 0.0, gl.float32, S)
-    return warpgroup_mma(q, k.permute([1, 0]), zeros, use_acc=False, is_async=True)
+def first_columns(tile, n: gl.constexpr):
+    """The first n columns of a tile in shared memory."""
+    return tile if n == tile.shape[1] else tile.slice(0, n, 1)
+
+
+@gluon.jit
+def start_scores(q_pipe, q_count, k_pipe, kv_count, S: gl.constexpr, problem):
+    """Start S = Q K^T, (64, BLOCK_N), the sum over the parts of d; `finish_scores` waits for it."""
+    PARTS: gl.constexpr = problem.PARTS
+    s = gl.full([64, k_pipe.tiles.shape[3]], 0.0, gl.float32, S)
+    # always 0, but ptxas can't know: else it keeps the addresses of all parts in registers
+    zero = kv_count >> 30 if PARTS > 1 else 0
+    for i in gl.static_range(PARTS):
+        q = q_pipe.tile((PARTS * q_count + i + zero) % q_pipe.tiles.shape[0])  # (64, BLOCK_D)
+        k = k_pipe.consumer_wait(PARTS * kv_count + i + zero)  # (BLOCK_N, BLOCK_D)
+        if i > 0:
+            q, k = first_columns(q, problem.SECOND_D), first_columns(k, problem.SECOND_D)
+        s = warpgroup_mma(q, k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
+    return s
+
+
+@gluon.jit
+def finish_scores(s, m_i, k_pipe, kv_count, PARTS: gl.constexpr, AFTER: gl.constexpr):
+    """Wait for S and release K's parts, each when it is read; AFTER products began after S."""
+    for i in gl.static_range(PARTS - 1):
+        # S isn't done yet, but a wait has to name a tensor
+        m_i = warpgroup_mma_wait(PARTS - 1 - i + AFTER, deps=[m_i])
+        k_pipe.consumer_release(PARTS * kv_count + i)
+    s = warpgroup_mma_wait(AFTER, deps=[s])
+    k_pipe.consumer_release(PARTS * kv_count + PARTS - 1)
+    return s
+
+
+@gluon.jit
+def start_output(p, acc, v_pipe, kv_count):
+    """Start acc += P V in each part of d; `finish_output` waits for it."""
+    started = ()
+    for i in gl.static_range(len(acc)):
+        v = first_columns(v_pipe.consumer_wait(len(acc) * kv_count + i), acc[i].shape[1])
+        started += (warpgroup_mma(p, v, acc[i], is_async=True),)
+    return started
+
+
+@gluon.jit
+def finish_output(acc, v_pipe, kv_count):
+    """Wait for the parts of acc, (64, BLOCK_D) each, and release each part of V when it is read."""
+    done = ()
+    for i in gl.static_range(len(acc)):
+        done += (warpgroup_mma_wait(len(acc) - 1 - i, deps=[acc[i]]),)
+        v_pipe.consumer_release(len(acc) * kv_count + i)
+    return done
 
 
 @gluon.jit
@@ -179,22 +236,27 @@ def as_operand(p, acc, dtype: gl.constexpr):
 
 
 @gluon.jit
-def skip_tiles(k_pipe, v_pipe, kv_count, number):
+def skip_parts(pipe, count, PARTS: gl.constexpr):
+    for i in gl.static_range(PARTS):
+        pipe.consumer_wait(PARTS * count + i)
+        pipe.consumer_release(PARTS * count + i)
+
+
+@gluon.jit
+def skip_tiles(k_pipe, v_pipe, kv_count, number, PARTS: gl.constexpr):
     """Wait for and release the first `number` KV tiles: no row of this consumer sees their keys.
 
     Without the wait, it could arrive twice in one round of a slot's barrier.
     """
     for j in range(number):
-        k_pipe.consumer_wait(kv_count + j)
-        k_pipe.consumer_release(kv_count + j)
-        v_pipe.consumer_wait(kv_count + j)
-        v_pipe.consumer_release(kv_count + j)
+        skip_parts(k_pipe, kv_count + j, PARTS)
+        skip_parts(v_pipe, kv_count + j, PARTS)
 
 
 @gluon.jit
 def mainloop(
-    p, acc, m_i, l_i, q, k_pipe, v_pipe, kv_count, first, end, start_n, visible, qk_scale,
-    MASKED: gl.constexpr,
+    p, acc, m_i, l_i, q_pipe, q_count, k_pipe, v_pipe, kv_count, first, end, start_n, visible,
+    qk_scale, problem, MASKED: gl.constexpr,
 ):  # fmt: skip
     """KV tiles `first` to `end`; p (64, BLOCK_N) is that of the tile before `first`.
 
@@ -203,21 +265,26 @@ def mainloop(
     the softmax of S, as far as ptxas keeps that order (docs/log/hopper.md).
     """
     BLOCK_N: gl.constexpr = k_pipe.tiles.shape[3]
-    SLACK: gl.constexpr = slack(acc.shape[1])
+    PARTS: gl.constexpr = problem.PARTS
+    OVERLAP: gl.constexpr = problem.OVERLAP
+    SLACK: gl.constexpr = slack(PARTS * acc[0].shape[1])
     S: gl.constexpr = visible.type.layout.parent
     for j in range(first, end):
-        s = start_scores(q, k_pipe.consumer_wait(kv_count + j), S)  # (64, BLOCK_N)
-        acc = warpgroup_mma(p, v_pipe.consumer_wait(kv_count + j - 1), acc, is_async=True)
-        s = warpgroup_mma_wait(1, deps=[s])  # the older of the two
-        k_pipe.consumer_release(kv_count + j)
+        if not OVERLAP:
+            acc = start_output(p, acc, v_pipe, kv_count + j - 1)
+            acc = finish_output(acc, v_pipe, kv_count + j - 1)
+        s = start_scores(q_pipe, q_count, k_pipe, kv_count + j, S, problem)  # (64, BLOCK_N)
+        if OVERLAP:
+            acc = start_output(p, acc, v_pipe, kv_count + j - 1)
+        s = finish_scores(s, m_i, k_pipe, kv_count + j, PARTS, PARTS if OVERLAP else 0)
         if MASKED:
             s = mask(s, visible - (start_n - j * BLOCK_N))
         p_next, m_i, l_i, alpha = online_softmax(s, m_i, l_i, qk_scale, SLACK)
         # alpha is tile j's: P V of j - 1 is added first
-        acc = warpgroup_mma_wait(0, deps=[acc])  # (64, BLOCK_D)
-        v_pipe.consumer_release(kv_count + j - 1)
-        acc = rescale_if_needed(acc, alpha) if SLACK > 0 else rescale(acc, alpha)
-        p = as_operand(p_next, acc, q.dtype)
+        if OVERLAP:
+            acc = finish_output(acc, v_pipe, kv_count + j - 1)
+        acc = [rescale_if_needed(x, alpha) if SLACK > 0 else rescale(x, alpha) for x in acc]
+        p = as_operand(p_next, acc[0], q_pipe.tiles.dtype)
     return p, acc, m_i, l_i
 
 
@@ -229,12 +296,18 @@ def epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, com
     l_i = nan_where_large(whole_row_sums(l_i, visible), m_i)
     if problem.MASKED_TILES > 0:
         l_i = gl.where(visible > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
+    PARTS: gl.constexpr = len(acc)
     # the output takes the place of q, which is used up; the wait only names it, and returns at once
-    q_pipe.consumer_wait(q_count).store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
+    for i in gl.static_range(PARTS):
+        tile = first_columns(q_pipe.consumer_wait(PARTS * q_count + i), acc[i].shape[1])
+        tile.store(rescale(acc[i], 1.0 / l_i).to(o_desc.dtype))
     fence_async_shared()
     barrier()  # among this consumer's four warps
     # the copy engine drops rows past Nq
-    async_store(o_desc, [b, h, first_row, 0], q_pipe.tiles.index(q_count % 2))
+    for i in gl.static_range(PARTS):
+        column = i * o_desc.block_shape[3]
+        tile = q_pipe.tiles.index((PARTS * q_count + i) % 2)
+        async_store(o_desc, [b, h, first_row, column], tile)
     if problem.LSE:
         lse = gl.where(visible > 0, m_i + gl.log2(l_i), float("-inf"))  # in base 2, as m_i is
         head = (b * problem.H + h).to(gl.int64)
@@ -249,9 +322,11 @@ def consumer(common, q_pipe, c: gl.constexpr):
     MASKED_TILES: gl.constexpr = problem.MASKED_TILES
     BLOCK_N: gl.constexpr = problem.BLOCK_N
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
-    SLACK: gl.constexpr = slack(BLOCK_D)
+    PARTS: gl.constexpr = problem.PARTS
+    SLACK: gl.constexpr = slack(PARTS * BLOCK_D)
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    SECOND_ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.SECOND_D, 16])
     kv_count = 0  # KV tiles so far
     q_count = 0  # work tiles so far
     b, h, start_m, Nk_valid, n_tiles = scheduler.next_work_tile(0)
@@ -264,16 +339,19 @@ def consumer(common, q_pipe, c: gl.constexpr):
 
         m_i = gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, S))  # running max of s * qk_scale
         l_i = partial_row_sums(gl.zeros([64, BLOCK_N], gl.float32, S))  # (64, 8)
-        acc = gl.zeros([64, BLOCK_D], gl.float32, ACC)
-        skip_tiles(k_pipe, v_pipe, kv_count, skipped)
-        q = q_pipe.consumer_wait(q_count)  # (64, BLOCK_D)
+        acc = (gl.zeros([64, BLOCK_D], gl.float32, ACC),)
+        if PARTS == 2:
+            acc += (gl.zeros([64, problem.SECOND_D], gl.float32, SECOND_ACC),)
+        skip_tiles(k_pipe, v_pipe, kv_count, skipped, PARTS)
+        for i in gl.static_range(PARTS):
+            q_pipe.consumer_wait(PARTS * q_count + i)
         # runs whatever the sizes: ptxas 12.8 miscompiles an empty first loop (docs/hopper.md)
-        s = start_scores(q, k_pipe.consumer_wait(kv_count + skipped), S)
-        # the last work tile's output has been copied out: release its slot; + 1 is - 1 modulo 2
-        store_wait(0)
-        q_pipe.consumer_release(q_count + 1, pred=q_count > 0)
-        s = warpgroup_mma_wait(0, deps=[s])
-        k_pipe.consumer_release(kv_count + skipped)
+        s = start_scores(q_pipe, q_count, k_pipe, kv_count + skipped, S, problem)
+        if PARTS == 1:
+            # the last work tile's output has been copied out: release its slot, the other one
+            store_wait(0)
+            q_pipe.consumer_release(q_count + 1, pred=q_count > 0)
+        s = finish_scores(s, m_i, k_pipe, kv_count + skipped, PARTS, 0)
         if MASKED_TILES > 0:
             from_n = problem.first_key(skipped, n_tiles, Nk_valid)
             if problem.CAUSAL:
@@ -284,23 +362,26 @@ def consumer(common, q_pipe, c: gl.constexpr):
                 if overlap > 0:
                     s = mask(s, gl.zeros_like(visible) + overlap, BEFORE=True)
         p, m_i, l_i, _ = online_softmax(s, m_i, l_i, qk_scale, SLACK)
-        p = as_operand(p, acc, o_desc.dtype)
+        p = as_operand(p, acc[0], o_desc.dtype)
         first = skipped + 1
         if MASKED_TILES == 2:
             second = gl.minimum(first + 1, n_tiles)
             p, acc, m_i, l_i = mainloop(
-                p, acc, m_i, l_i, q, k_pipe, v_pipe, kv_count, first, second,
-                start_n, visible, qk_scale, True,
+                p, acc, m_i, l_i, q_pipe, q_count, k_pipe, v_pipe, kv_count, first, second,
+                start_n, visible, qk_scale, problem, True,
             )  # fmt: skip
             first = second
         p, acc, m_i, l_i = mainloop(
-            p, acc, m_i, l_i, q, k_pipe, v_pipe, kv_count, first, n_tiles,
-            start_n, visible, qk_scale, False,
+            p, acc, m_i, l_i, q_pipe, q_count, k_pipe, v_pipe, kv_count, first, n_tiles,
+            start_n, visible, qk_scale, problem, False,
         )  # fmt: skip
-        acc = warpgroup_mma(p, v_pipe.consumer_wait(kv_count + n_tiles - 1), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        v_pipe.consumer_release(kv_count + n_tiles - 1)
+        acc = start_output(p, acc, v_pipe, kv_count + n_tiles - 1)
+        acc = finish_output(acc, v_pipe, kv_count + n_tiles - 1)
         epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, common)
+        if PARTS == 2:  # both slots are in use: the next queries come when the output is copied out
+            store_wait(0)
+            q_pipe.consumer_release(0)
+            q_pipe.consumer_release(1)
         kv_count += n_tiles
         q_count += 1
         b, h, start_m, Nk_valid, n_tiles = scheduler.next_work_tile(q_count)
@@ -316,7 +397,8 @@ def attention_kernel(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, seqlens_ptr, counter_ptr,
     H, group, Nq, Nk, blocks, heads, section, tiles, qk_scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, MASKED_TILES: gl.constexpr, LSE: gl.constexpr,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, PARTS: gl.constexpr, SECOND_D: gl.constexpr,
+    OVERLAP: gl.constexpr, K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Make the pipelines in shared memory; then each warp goes its own way.
@@ -328,11 +410,11 @@ def attention_kernel(
         H, group, Nq, Nk, CAUSAL, HAS_SEQLENS,
         # under a causal mask alone, the copy engine loads what is beyond the last key as zeros
         MASKED_TILES > 0 and (HAS_SEQLENS or not CAUSAL),
-        MASKED_TILES, LSE, False, 64 * CONSUMERS, BLOCK_N,
+        MASKED_TILES, LSE, False, 64 * CONSUMERS, BLOCK_N, PARTS, SECOND_D, OVERLAP,
     )  # fmt: skip
-    # at d = 128 no other slot fits, and the third one helps V more than it would help K
-    k_pipe = make_pipeline(k_desc, 2, CONSUMERS, K_EMPTY)
-    v_pipe = make_pipeline(v_desc, 3, CONSUMERS, V_EMPTY)
+    k_pipe = make_pipeline(k_desc, K_SLOTS, CONSUMERS, K_EMPTY)
+    v_pipe = make_pipeline(v_desc, V_SLOTS, CONSUMERS, K_EMPTY + K_SLOTS)
+    Q_EMPTY: gl.constexpr = K_EMPTY + K_SLOTS + V_SLOTS
     scheduler = make_scheduler(problem, blocks, heads, section, tiles, CONSUMERS)
     q0 = make_pipeline(q_desc, 2, 1, Q_EMPTY)
     q1 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 2) if CONSUMERS > 1 else q0

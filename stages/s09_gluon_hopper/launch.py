@@ -1,11 +1,11 @@
 """The host side of stage 9: what its kernels are launched with, in both passes.
 
-What depends only on the kind of problem, not on its numbers, is computed once and kept: the check
-of the input, the forward pass's compiled kernel, the copy engine's descriptors.
+What depends only on the kind of problem, not on its numbers, is computed once and kept: the forward
+pass's launch (stages/common/launch.py), the copy engine's descriptors.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+import math
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -16,56 +16,13 @@ from stages import s07_triton_training as s07
 from stages import s08_triton_split_kv as s08
 from stages.common.gluon import TensorDescriptor, driver, gl
 from stages.common.kernels import LOG2_E
-from stages.contract import Stage, check_inputs
+from stages.common.launch import MOST_KEPT, Launch, fast_launch
 from stages.s06_triton_flash2 import forward as flash2_forward
 
 from .backward import backward_kernel, postprocess_kernel, preprocess_kernel
 from .forward import attention_kernel
 
-MOST_KEPT = 4096  # of each sort
 L2_BYTES = 32 << 20  # the most that inputs of the heads computed at the same time may take
-
-
-class Launch:
-    """A kernel's launch for one kind of problem on one GPU; called with the tensors.
-
-    The first call compiles. At each of the later ones Triton would look at every argument's type
-    again to find the compiled kernel, which takes longer than the launch.
-    """
-
-    def __init__(self, kernel: Any, grid: int, rest: Sequence[Any], **options: Any) -> None:
-        self.kernel = kernel
-        self.grid = (grid, 1, 1)
-        self.rest = rest  # what follows the tensors in the kernel's signature
-        self.options = options  # of the compiler
-        self.run: Callable[..., None] | None = None
-
-    def __call__(self, *tensors: Any) -> None:
-        if self.run is not None:
-            self.run(*tensors, *self.rest)
-        else:
-            compiled = self.kernel[self.grid](*tensors, *self.rest, **self.options)
-            self.run = compiled[self.grid]
-
-
-def checks(stage: Stage) -> Callable[..., None]:
-    """Check inputs as check_inputs for a `stage` on a GPU, but each kind of input only once."""
-    passed: set[Any] = set()
-
-    def kind(x: Any) -> Any:
-        if type(x) is Tensor and not x.is_nested:
-            return x.shape, x.dtype, x.device, x.layout
-        return None if x is None else object()  # which is like no other
-
-    def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | None) -> None:
-        asked = kind(q), kind(k), kind(v), kind(seqlens_k), causal is True, causal is False
-        if asked not in passed:
-            check_inputs(stage, q, k, v, causal=causal, seqlens_k=seqlens_k)
-            if len(passed) == MOST_KEPT:
-                passed.clear()
-            passed.add(asked)
-
-    return check
 
 
 @functools.lru_cache(maxsize=MOST_KEPT)
@@ -93,7 +50,14 @@ def descriptor(
     block = [1, 1, rows, BLOCK_D]
     # stands in for the tensor: what is kept here keeps no memory alive
     address = SimpleNamespace(data_ptr=lambda: pointer, dtype=dtype)
-    return TensorDescriptor(address, list(shape), [*steps, 1], block, layout)
+    made = TensorDescriptor(address, list(shape), [*steps, 1], block, layout)
+    return described_as(made, dtype)
+
+
+def described_as(descriptor: Any, dtype: torch.dtype) -> Any:
+    """Return `descriptor` with a `kind`: all that a kernel is compiled for (common/launch.py)."""
+    descriptor.kind = repr((dtype, descriptor.block_shape, descriptor.layout))
+    return descriptor
 
 
 def described(x: Tensor, rows: int, BLOCK_D: int) -> tuple[Tensor, Any]:
@@ -138,11 +102,16 @@ def multiprocessors(device: torch.device) -> int:
 class Config(NamedTuple):
     """How the forward pass's roles share a multiprocessor: 64K registers, 227 KB of shared memory.
 
-    All but the last two are the kernel's last arguments, in this order.
+    All but the last two are constants of the kernel.
     """
 
     CONSUMERS: int = 2
     BLOCK_N: int = 128
+    PARTS: int = 1
+    SECOND_D: int = 128
+    OVERLAP: bool = True
+    K_SLOTS: int = 2
+    V_SLOTS: int = 3
     CONSUMER_REGS: int = 240
     PRODUCER_REGS: int = 24
     ctas: int = 1
@@ -154,6 +123,10 @@ THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
 # three CTAs to a multiprocessor: one begins or ends a work tile while the others are amid theirs.
 # maxnreg: 80 x 8 warps; the consumer gets what the producer leaves, (8 * 80 - 4 * 24) / 4 = 136
 THREE_CTAS = Config(CONSUMERS=1, BLOCK_N=64, CONSUMER_REGS=136, ctas=3, maxnreg=80)
+# d in two parts, of 128 columns and of 64 or 128; for d = 256 two accumulators, S and P at the same
+# time would be 128 + 64 + 32 registers
+D_192 = Config(PARTS=2, SECOND_D=64)
+D_256 = Config(PARTS=2, OVERLAP=False)
 # of the backward pass, by BLOCK_D: BLOCK_M queries and BLOCK_N keys to a tile
 BACKWARD: dict[int, dict[str, int]] = {
     BLOCK_D: {"BLOCK_M": BLOCK_M, "SLOTS": 2, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24}
@@ -168,6 +141,8 @@ def plan(d: int, causal: bool, Nk: int) -> Config:
     Three consumers' accumulators fit the registers up to d = 64. Where a causal mask leaves few
     keys, more of the time goes to the beginning and the end of a work tile.
     """
+    if d > 128:
+        return D_192 if d <= 192 else D_256
     if d > 64:
         return TWO_CONSUMERS
     return THREE_CTAS if causal and Nk <= 1024 else THREE_CONSUMERS
@@ -177,15 +152,18 @@ def plan(d: int, causal: bool, Nk: int) -> Config:
 def forward_launch(
     q_shape: tuple[int, ...], k_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device,
     causal: bool, has_seqlens: bool, has_lse: bool, config: Config,
-) -> tuple[Launch, int, int] | None:  # fmt: skip
-    """Return a kind of problem's launch, BLOCK_N and BLOCK_D; None for what the kernel can't do."""
+) -> tuple[Launch, tuple[Any, ...], int, int] | None:  # fmt: skip
+    """Return a kind of problem's launch, the numbers in it, BLOCK_N and BLOCK_D.
+
+    None for what the kernel can't do.
+    """
     B, H, Nq, d = q_shape
     Hk, Nk = k_shape[1:3]
     BLOCK_M, BLOCK_N = 64 * config.CONSUMERS, config.BLOCK_N
     blocks = -(-Nq // BLOCK_M)
     tiles = B * H * blocks
     # tiles and keys are counted in int32
-    if dtype == torch.float32 or d > 128 or max(tiles * config.CONSUMERS, Nq, Nk) >= 1 << 30:
+    if dtype == torch.float32 or max(tiles * config.CONSUMERS, Nq, Nk) >= 1 << 30:
         return None
     # the blocks of a head are neighbours, and read the same K and V; under a causal mask the same
     # block of the heads whose K and V fit the L2, so that the longest blocks come first
@@ -194,11 +172,14 @@ def forward_launch(
     if causal and (Nk - Nq) % 64:  # the diagonal of 64 rows may cross the border of two KV tiles
         masked_tiles = 2
     sizes = (H, H // Hk, Nq, Nk, blocks, B * H, section, tiles, d**-0.5 * LOG2_E)
-    switches = (causal, has_seqlens, masked_tiles, has_lse, *config[:-2])
     grid = min(config.ctas * multiprocessors(device), tiles)
-    options = {"num_warps": 4, "maxnreg": config.maxnreg}
-    launch = Launch(attention_kernel, grid, (*sizes, *switches), **options)
-    return launch, BLOCK_N, 64 if d <= 64 else 128
+    constants = config._asdict()
+    constants.pop("ctas")
+    launch = Launch(
+        attention_kernel, (grid,), CAUSAL=causal, HAS_SEQLENS=has_seqlens, LSE=has_lse,
+        MASKED_TILES=masked_tiles, num_warps=4, **constants,
+    )  # fmt: skip
+    return launch, sizes, BLOCK_N, 64 if d <= 64 * config.PARTS else 128
 
 
 def forward(
@@ -226,7 +207,7 @@ def forward(
             if splits > 1:
                 return s08.forward(q, k, v, causal, seqlens_k, lse, splits=splits, config=tiles)
         return flash2_forward(q, k, v, causal, seqlens_k, lse=lse)
-    launch, BLOCK_N, BLOCK_D = found
+    launch, sizes, BLOCK_N, BLOCK_D = found
     q, q_desc = described(q, 64, BLOCK_D)
     k, k_desc = described(k, BLOCK_N, BLOCK_D)
     v, v_desc = described(v, BLOCK_N, BLOCK_D)
@@ -234,13 +215,18 @@ def forward(
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
     with torch.cuda.device_of(q):  # Triton launches on the current GPU
-        launch(q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device))
+        launch((q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device)), sizes)
     return o.contiguous()
 
 
-def float32_descriptor(x: Tensor, block: list[int]) -> Any:
-    layout = gl.NVMMASharedLayout(0, 32, rank=x.dim())
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+@functools.lru_cache(maxsize=MOST_KEPT)
+def float32_descriptor(pointer: int, shape: tuple[int, ...], block: tuple[int, ...]) -> Any:
+    """Return the copy engine's descriptor of a contiguous float32 tensor, in blocks of `block`."""
+    steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    layout = gl.NVMMASharedLayout(0, 32, rank=len(shape))
+    address = SimpleNamespace(data_ptr=lambda: pointer, dtype=torch.float32)
+    made = TensorDescriptor(address, list(shape), steps, list(block), layout)
+    return described_as(made, torch.float32)
 
 
 def launch_backward(
@@ -270,27 +256,31 @@ def launch_backward(
     do, do_desc = described(do, BLOCK_M, BLOCK_D)
     k, k_desc = described(k, BACKWARD_BLOCK_N, BLOCK_D)
     v, v_desc = described(v, BACKWARD_BLOCK_N, BLOCK_D)
-    rows_desc = float32_descriptor(rows, [1, 1, 2, BLOCK_M])
-    sums_desc = float32_descriptor(sums.view(-1, 256), [16, 256])
-    preprocess_kernel[(blocks, H, B)](
-        o, do, lse, rows, sums, *o.stride(), *do.stride(), *lse.stride(), Nq, padded_rows, d,
+    rows_desc = float32_descriptor(rows.data_ptr(), rows.shape, (1, 1, 2, BLOCK_M))
+    sums_desc = float32_descriptor(sums.data_ptr(), (sums.numel() // 256, 256), (16, 256))
+    fast_launch(
+        preprocess_kernel, (blocks, H, B), (o, do, lse, rows, sums),
+        (*o.stride(), *do.stride(), *lse.stride(), Nq, padded_rows, d),
         ZERO=DQ, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
     )  # fmt: skip
     # key heads whose queries, dO and sums of dQ fit the L2 cache together
     section = min(max(1, L2_BYTES // (8 * H // Hk * Nq * d)), B * Hk)
     tiles = B * Hk * -(-Nk // BACKWARD_BLOCK_N)
-    backward_kernel[(min(multiprocessors(q.device), tiles),)](
-        q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk, dv, seqlens_k,
-        counter_of(q.device), H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale,
+    counter = counter_of(q.device)
+    fast_launch(
+        backward_kernel, (min(multiprocessors(q.device), tiles),),
+        (q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk, dv, seqlens_k, counter),
+        (H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale),
         CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
         EDGE=seqlens_k is not None or Nk % BACKWARD_BLOCK_N != 0, DQ=DQ, num_warps=4, **config,
     )  # fmt: skip
     if not DQ:
         return None, dk, dv
     dq = torch.empty(q.shape, dtype=dtype, device=q.device)
-    postprocess_kernel[(blocks, H, B)](
-        sums, rows, dq, *dq.stride(), Nq, padded_rows, d, scale, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D
-    )
+    fast_launch(
+        postprocess_kernel, (blocks, H, B), (sums, rows, dq),
+        (*dq.stride(), Nq, padded_rows, d, scale), BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
+    )  # fmt: skip
     return dq, dk, dv
 
 

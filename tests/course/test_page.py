@@ -1,6 +1,7 @@
 """The page of `ladder report` in a browser: it can be played, edited, broken, linked and read."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +9,17 @@ import pytest
 from browser import DARK, LIGHT, Page, started
 from ladder_command import ROOT
 
-from course.lessons import figures_tiling
 from course.page import ladder_data
+from course.report.course import CLUSTER
 from course.tracing import trace
+from harness.problems import ring_cost
+from harness.problems.ring_cost import Machine
+from harness.views import rings
 from ladder.report import report_command
 
 FIRST = [0.5, 1, 2, -0.5, 3, 1, 0, 1.5], [2, 8, 4, 6, 9, 1, 3, 7]  # scores, values
 TILE = 2
-SECTIONS = ("player", "lite", "masks", "splits", "pieces", "timeline")
+SECTIONS = ("player", "lite", "masks", "splits", "pieces", "timeline", "ring")
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +185,52 @@ def test_the_address_holds_the_example(page):
     page.driver.refresh()
     page.until("document.documentElement.dataset.ready === 'true'")
     assert (page.text("#player .mount"), shown(page)) == before
+
+
+def settings(page):
+    """What the controls of the page are at, by their labels."""
+    return page.js(
+        "return Object.fromEntries([...document.querySelectorAll('main label')]"
+        ".map((e) => [e.textContent + e.control.id, e.control.value]))"
+    )
+
+
+def test_the_address_holds_every_section_that_was_changed(page):
+    """And no other, whatever is gone to; what is as at first is left out."""
+    page.open()
+    first = settings(page)
     page.put(page.labelled("Queries Nq"), 40)
-    page.until("location.hash.startsWith('#masks?nq=40&')")
+    page.until("location.hash === '#masks?nq=40'")
+    page.put(page.labelled("GPUs", "#ring"), 8)
+    page.put(page.labelled("Mask", "#ring"), 0)
+    page.put(page.labelled("Number a", "#pieces"), "-0.1")
+    page.put(page.labelled("show", "#charts"), "memory")
+    page.button("Step", "#player")
+    others = "masks?nq=40;ring?world=8&causal=0;pieces?a=-0.1;charts?show=memory"
+    page.until(f"location.hash === '#player?step=1;{others}'")
+    page.press(page.find("nav a[href='#lite']"))
+    page.until(f"location.hash === '#lite;{others};player?step=1'")
+    page.put(page.labelled("Queries Nq"), 64)  # as it was at first
+    page.until(f"location.hash === '#masks;{others.removeprefix('masks?nq=40;')};player?step=1'")
+    linked, shown = page.js("return location.hash"), settings(page)
+    assert shown != first
+    assert settings(page.open(linked)) == shown
+    page.js("location.hash = '#masks?n=4;splits?h=64'")  # a link to a part of an open page
+    page.until("location.hash.startsWith('#masks?n=4;ring?')")
+    assert page.labelled("BLOCK_N", "#masks").get_attribute("value") == "4"
+    assert page.labelled("Heads", "#splits").get_attribute("value") == "64"
+    assert page.labelled("GPUs", "#ring").get_attribute("value") == "8"
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize(
+    "values", ["nq=40.5", "nq=0", "nq=129", "nq=", "nq=x", "nq=Infinity", "nq=1e99"]
+)
+def test_a_value_that_a_section_cannot_have_is_as_at_first(page, values):
+    page.open(f"#masks?{values}&n=4")
+    assert page.labelled("Queries Nq").get_attribute("value") == "64"
+    assert page.labelled("BLOCK_N", "#masks").get_attribute("value") == "4"
+    assert page.errors() == []
 
 
 def test_a_malformed_address_is_said_and_shows_the_first_example(page):
@@ -264,8 +312,8 @@ def test_the_keyboard_reaches_and_moves_every_control(page):
 
 def test_the_explorables_say_what_python_computes(page):
     page.open("#masks?nq=48&nk=64&m=16&n=8")
-    kinds = figures_tiling.kinds(figures_tiling.Case(48, 64, True, 16, 8))
-    count = {kind: int((kinds == kind).sum()) for kind in ("never", "masked", "full")}
+    # each of the three blocks of 16 queries has the mask at two tiles of 8 keys
+    count = {"full": 2 + 4 + 6, "masked": 3 * 2, "never": 4 + 2 + 0}
     assert {kind: len(page.all(f"#masks svg .{kind}")) for kind in count} == count
 
     def busy():
@@ -278,7 +326,7 @@ def test_the_explorables_say_what_python_computes(page):
     assert busy() == [132, 132]
 
     weights, last, _, error, online = (each.text for each in page.all("#lite .figures dd"))
-    assert (weights, last) == ("2", "1") and number(error) > 1 > 1e-5 > number(online)
+    assert (weights, last) == ("2", "1") and number(error) > 0.5 > 1e-5 > number(online)
     page.put(page.labelled("Keys N", "#lite"), 64)
     weights, _, _, error, _ = (each.text for each in page.all("#lite .figures dd"))
     assert (weights, error) == ("1", "0")
@@ -289,6 +337,19 @@ def test_the_explorables_say_what_python_computes(page):
     assert errors[0] > 1e-4 > errors[1] > 1e-8 > errors[2] > errors[3] == 0
     page.press(page.find("#pieces [data-count='1']"))
     assert page.js("return document.querySelectorAll('#pieces td.kept').length") == 1
+
+    def ring(way):
+        one = replace(CLUSTER, nq=2**16, nk=2**16, world=4, causal=True)
+        machine = Machine(rings.RATE, *rings.LINKS["NVLink"])
+        took = f"{1e3 * ring_cost.seconds(one, machine, way):.2f}".rstrip("0").rstrip(".")
+        assert page.text("#ring .figures dd") == f"{took}\N{NO-BREAK SPACE}ms"
+        return [len(page.all(f"#ring svg .{kind}")) for kind in ("computes", "merges", "sends")]
+
+    assert ring("ring_in_order") == [4 + 3 + 2 + 1, 3 + 2 + 1, 4 * 3]
+    page.put(page.labelled("Parts", "#ring"), 1)
+    assert ring("ring") == [16, 12, 12]
+    page.put(page.labelled("A hop sends", "#ring"), 0)
+    assert ring("ring_in_turn") == [16, 12, 12]
 
     page.button("1", "#player .predict")
     assert page.find("#player .why").text.startswith("It is 4.")  # what is hidden has no text

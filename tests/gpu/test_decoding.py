@@ -8,6 +8,9 @@ from on_a_gpu import assert_exact, captured, peak_of, problem
 from stage_checks import guarded_outputs
 
 import stages
+from attention_ladder.models.training import writing
+from attention_ladder.models.training.gpt import GPT
+from attention_ladder.models.training.plan import Shape
 from harness.problems.inputs import make_inputs
 
 pytestmark = pytest.mark.gpu
@@ -94,3 +97,57 @@ def test_the_parts_take_no_more_memory_than_the_card_has_programs_for(shape, nq)
     rows = (4 * places + each.b * each.hk) * split.MOST_ROWS
     parts_bytes = 4 * rows * (each.d + 2)
     assert peak <= q.nbytes + parts_bytes + 3 * 512  # the allocator's own rounding
+
+
+def test_a_graph_that_appends_a_token_replays_over_the_borders_of_pages():
+    """It computes what calls one after another do, bit for bit; the host only counts."""
+    made = torch.Generator("cuda").manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=made, device="cuda").half()
+
+    caches = [split.PagedCache(64, 16, 2, 64, torch.float16, "cuda") for _ in range(2)]
+    for name, n in (("a", 14), ("b", 33)):
+        k, v = draw(2, n, 64), draw(2, n, 64)
+        for cache in caches:
+            cache.append(name, k, v)
+    plain, replayed = caches
+    q, k, v = draw(2, 4, 1, 64), draw(2, 2, 1, 64), draw(2, 2, 1, 64)
+    names = ["a", "b"]
+
+    def step(cache):
+        cache.append_many(names, k, v)
+        return split.attend_paged(q, cache, names)
+
+    assert torch.equal(step(plain), step(replayed))
+    one = draw(2, 1, 64), draw(2, 1, 64)
+    for cache in caches:
+        cache.append("a", *one)  # its page is full
+    with (
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+        pytest.raises(RuntimeError, match="reserve pages before the capture"),
+    ):
+        replayed.append_many(names, k, v)
+    for name in names:
+        replayed.reserve(name, 40)
+    length = dict(replayed.length)
+    graph, o = captured(lambda: step(replayed))
+    assert replayed.length == length
+    for _ in range(40):
+        for x in (q, k, v):
+            x.copy_(draw(*x.shape))
+        replayed.advance(names)
+        graph.replay()
+        assert torch.equal(o, step(plain))  # so few keys are one part
+    assert plain.length == replayed.length and torch.equal(plain.lengths, replayed.lengths)
+
+
+def test_a_model_writes_the_same_tokens_by_replays():
+    shape = Shape(layers=2, heads=4, head_dim=64, block=128, batch=1, lr=1e-3)
+    torch.manual_seed(0)
+    model = GPT(7, shape, split.attend).cuda()
+    for weight in model.parameters():  # at first all logits are nearly the same
+        weight.data *= 4
+    ids = (torch.arange(30, device="cuda") % 7)[None]
+    want = list(writing.write(model, split, ids, 60, True))
+    assert list(writing.replay(model, split, ids, 60)) == want and len(set(want)) > 1

@@ -1,5 +1,6 @@
 """`ladder generate`: the same text with a cache and without, and what is told of it."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -18,14 +19,19 @@ SHAPE = Shape(layers=2, heads=2, head_dim=16, block=24, batch=1, lr=1e-3)
 IDS = torch.arange(12)[None] % 7
 
 
-def written(number, cached, ids=IDS):
-    """What a model with random weights writes with that stage, no near-ties in it."""
+def model_of(module):
+    """A model with random weights, no near-ties in what it writes."""
     torch.manual_seed(0)
-    module = stages.by_number(number)
     model = GPT(7, SHAPE, module.attend)
     for weight in model.parameters():  # at first all logits are nearly the same
         weight.data *= 4
-    return list(writing.write(model, module, ids, 6, cached))
+    return model
+
+
+def written(number, cached, ids=IDS, count=6):
+    """What it writes with that stage."""
+    module = stages.by_number(number)
+    return list(writing.write(model_of(module), module, ids, count, cached))
 
 
 @pytest.mark.parametrize("number", [3, 8])
@@ -52,6 +58,70 @@ def test_a_cache_broken_by_hand_is_seen(monkeypatch, number, broken):
     assert written(number, True) != plain
 
 
+# what a paged cache keeps on the host, and what a wrong step would
+HOST = "free_pages", "free_rows", "row", "pages", "length", "count"
+
+
+class FakeGraph:
+    """Calls the step at each replay, with all that the host knows as it was at the capture.
+
+    A CUDA graph has what Python computed at the capture, and the device's memory as it is.
+    """
+
+    def __init__(self, step):
+        self.step = step
+        self.owners = [step, *(cache.pages for cache in step.caches)]
+        self.then = deepcopy(self.known())
+
+    def known(self):
+        return [{name: vars(x)[name] for name in HOST if name in vars(x)} for x in self.owners]
+
+    def set(self, known):
+        for owner, state in zip(self.owners, known, strict=True):
+            vars(owner).update(state)
+
+    def __call__(self):
+        now = self.known()
+        self.set(deepcopy(self.then))
+        self.step()
+        self.set(now)
+
+
+def replayed(count, ids=IDS, capture=FakeGraph):
+    """As `written`, by stage 8 and by replays."""
+    module = stages.by_number(8)
+    return list(writing.replay(model_of(module), module, ids, count, capture=capture))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 12])
+def test_replays_write_the_same_tokens(count):
+    """12 tokens after 12 begin a second page; the host's own counts are as without replays."""
+    steps = []
+    assert replayed(count, capture=lambda s: steps.append(s) or FakeGraph(s)) == written(
+        3, True, count=count
+    )
+    for step in steps:
+        assert step.position.item() == 12 + count - 1
+        for cache in step.caches:
+            assert cache.pages.length == {0: 12 + count - 1}
+            assert cache.pages.lengths.tolist() == [12 + count - 1]
+
+
+def test_a_step_that_depends_on_the_host_is_seen(monkeypatch):
+    def call(step):  # the position is a number of Python's
+        logits = step.model.logits(step.token, step.count)
+        step.token.copy_(logits[:, -1].argmax(-1, keepdim=True))
+        step.position += 1
+        step.count += 1
+
+    monkeypatch.setattr(writing.Step, "__call__", call)
+    begin = writing.Step.__init__
+    monkeypatch.setattr(
+        writing.Step, "__init__", lambda self, *a: begin(self, *a) or vars(self).update(count=12)
+    )
+    assert replayed(12) != written(3, True, count=12)
+
+
 def test_one_slow_token_and_the_first_two_do_not_count(monkeypatch):
     # the seconds at which a token is asked for, and arrives
     times = iter([0, 9, 9, 18, 20, 21, 30, 31, 40, 90, 90, 91])
@@ -73,7 +143,7 @@ def test_one_slow_token_and_the_first_two_do_not_count(monkeypatch):
     monkeypatch.setattr(generate.time, "perf_counter", lambda: next(times))
     assert generate.write(Scripted(), 12, 6, True) == ("xxxxxx", 1)
     assert given == [450, 300, 150, 0, 0, 0]  # the limit is one for the whole text
-    assert sent == [{"context": 12, "cached": True}] + 6 * [{}]
+    assert sent == [{"context": 12, "cached": True, "graph": False}] + 6 * [{}]
 
 
 def test_no_token_is_written_before_it_is_asked_for(tmp_path, monkeypatch):
@@ -82,7 +152,8 @@ def test_no_token_is_written_before_it_is_asked_for(tmp_path, monkeypatch):
     What writes has been trained before, and is saved.
     """
     monkeypatch.setitem(plan.DEFAULT_STEPS, "cpu", 2)
-    asked, events = iter([{"context": 20, "cached": True}, {}, {}, {}]), []
+    asked = iter([{"context": 20, "cached": True, "graph": False}, {}, {}, {}])
+    events = []
 
     def hear(connection):
         events.append("asked")
@@ -140,7 +211,8 @@ def test_what_the_command_records_and_shows(model):
         kv, weights = 2 * 2 * 64 * 4 * record["context"], 4 * record["parameters"]
         assert record["cached_bytes_per_token"] == weights + kv + 2 * 2 * 64 * 4
         assert record["bytes_per_token"] == weights + 2 * kv
-    assert "tokens/s, cache" in shown and repr(records[-1]["text"]) in shown
+    assert "tokens/s, cache" in shown and "Not by replays of a CUDA graph" in shown
+    assert repr(records[-1]["text"]) in shown
     assert (path.parent / "run-plots" / "generate.png").stat().st_size > 0
     again = in_turn("generate", "--show", "run.jsonl", cwd=path.parent)
     assert (again.returncode, again.stdout) == (0, shown)

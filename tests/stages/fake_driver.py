@@ -36,7 +36,11 @@ class Launcher:
 
     def __call__(self, *args):
         named = dict(zip(self.names, args[-len(self.names) :], strict=True))
-        numbers = {n: x for n, x in named.items() if isinstance(x, (bool, int, float))}
+        numbers = {
+            n: x
+            for n, x in named.items()
+            if isinstance(x, (bool, int, float)) and not n.endswith("_ptr")  # no addresses
+        }
         LAUNCHES.append({"kernel": self.kernel, "grid": args[:3], **numbers})
 
 

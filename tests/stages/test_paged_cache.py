@@ -197,6 +197,52 @@ def test_a_freed_page_is_taken_again():
     check(cache, held, ["b", "c"], 1, causal=True)
 
 
+def test_a_name_that_was_freed_and_begun_again_has_the_row_that_it_has_now():
+    cache = cache_of()
+    for turn, names in enumerate(("ab", "ba", "ab")):
+        held = {name: tokens(9, 2 * turn + i) for i, name in enumerate(names)}
+        for name in names:
+            cache.append(name, *held[name])
+        check(cache, held, ["a", "b"], 1, causal=True)
+        for name in "ab":
+            cache.free(name)
+
+
+def test_nothing_is_copied_from_the_host_where_it_decides_nothing(monkeypatch):
+    """A token that fits into a page, and a batch that was asked for before."""
+    cache, held, copied = cache_of(), {"a": tokens(17), "b": tokens(20, 1)}, []
+    upload = PagedCache.upload
+    monkeypatch.setattr(PagedCache, "upload", lambda *a: copied.append(a[1]) or upload(*a))
+    for name in "ab":
+        cache.append(name, *held[name])
+    check(cache, held, ["a", "b"], 1, causal=True)
+
+    def grow(name, more):
+        held[name] = tuple(torch.cat(pair, 1) for pair in zip(held[name], more, strict=True))
+
+    copied.clear()
+    cache.append("a", *tokens(1, 50))  # the row of "a" alone, once
+    grow("a", tokens(1, 50))
+    assert len(copied) == 1
+    for step in range(11):
+        each = {"a": tokens(1, step), "b": tokens(1, 20 + step)}
+        if step % 2:
+            cache.append_many(["a", "b"], *(torch.stack(x) for x in zip(*each.values())))
+        else:
+            for name in "ab":
+                cache.append(name, *each[name])
+        for name in "ab":
+            grow(name, each[name])
+        check(cache, held, ["a", "b"], 1, causal=True)
+    assert len(copied) == 2  # and that of "b"
+    cache.append("b", *tokens(1, 60))
+    grow("b", tokens(1, 60))
+    cache.append("b", *tokens(1, 61))  # begins a page
+    grow("b", tokens(1, 61))
+    check(cache, held, ["b"], 1, causal=True)
+    assert cache.length == {"a": 29, "b": 33} and len(copied) == 3
+
+
 def test_tokens_of_any_stride_stay_as_they_are():
     held = {}
     cache = cache_of()
@@ -221,6 +267,44 @@ def test_neighbours_are_not_written_to():
     cache.append("a", *tokens(7, 2))
     assert torch.equal(cache.k[cache.pages["a"][:1]][:, :, :10], kept[0])
     assert torch.equal(cache.k[cache.pages["b"]], kept[1])
+
+
+def test_reserved_pages_are_used_and_freed_like_others():
+    cache, held = cache_of(5), {"a": tokens(15), "b": tokens(3, 1)}
+    for name in "ab":
+        cache.append(name, *held[name])
+    cache.reserve("a", 18)  # 33 tokens: two pages more
+    cache.reserve("a", 1)  # which has a page
+    table = cache.table[cache.row["a"], :3].tolist()
+    assert table == cache.pages["a"] and len({*table}) == 3 and len(cache.free_pages) == 1
+    for n in (1, 0, 14, 2, 1):  # to 33, past the end of each page
+        more = tokens(n, 10 + n)
+        cache.append("a", *more)
+        held["a"] = tuple(torch.cat(pair, 1) for pair in zip(held["a"], more, strict=True))
+        poison(cache)
+        check(cache, held, ["b", "a"], 1, causal=True)
+    assert cache.table[cache.row["a"], :3].tolist() == table == cache.pages["a"]
+    cache.free("a")
+    assert len(cache.free_pages) == 4
+
+
+def test_a_replay_is_counted_only_where_its_token_has_a_place():
+    cache = cache_of(3)
+    for name in "ab":
+        cache.append(name, *tokens(15))
+    cache.advance(["a", "b"])
+    assert cache.length == {"a": 16, "b": 16}
+    cache.reserve("a", 1)
+    with unchanged(cache), pytest.raises(RuntimeError, match=r"^advance: sequence 'b' has no page"):
+        cache.advance(["a", "b"])
+    with (
+        unchanged(cache),
+        pytest.raises(RuntimeError, match=r"^reserve: 17 tokens .* take 1 pages"),
+    ):
+        cache.reserve("a", 17)
+    for n in (-1, 1.0, True):
+        with unchanged(cache), pytest.raises(ValueError, match=r"^n: got"):
+            cache.reserve("a", n)
 
 
 # ---- what it refuses

@@ -79,12 +79,13 @@ class GPT(nn.Module):
         logits = self.logits(ids)
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
-    def logits(self, ids: torch.Tensor, first: int = 0) -> torch.Tensor:
+    def logits(self, ids: torch.Tensor, first: int | torch.Tensor = 0) -> torch.Tensor:
         """The logits of the character after each of `ids` (B, N): (B, N, characters).
 
-        `first`: the position of the first id. Above 0, `attend` must keep the earlier keys itself.
+        `first`: the position of the first id, or (1,) on the device of `ids`. Above 0, `attend`
+        must keep the earlier keys itself.
         """
-        positions = torch.arange(first, first + ids.shape[1], device=ids.device)  # (N,)
+        positions = torch.arange(ids.shape[1], device=ids.device) + first  # (N,)
         x = self.tokens(ids) + self.positions(positions)  # (B, N, D)
         for layer in self.layers:
             x = layer(x)

@@ -1,5 +1,6 @@
 // Time, rate, memory and error against N: one family of problems at a time.
 
+import { follow, read, write } from "./address.js";
 import { choice, make } from "./dom.js";
 import { addLabels, asTable, d3, draw, GRID, interact, legend, marksOf, onWidth, Plot, seriesOf, ticksOf } from "./plotting.js";
 import { load } from "./records.js";
@@ -10,6 +11,7 @@ const AXES = {
   error: "largest error against float64",
 };
 const TEXTS = { time: "time", rate: "rate", memory: "peak", error: "error" }; // of a row
+const SECTION = "charts";
 const WIDE = 640;
 const APART = 44; // pixels between two ticks of N
 
@@ -32,13 +34,26 @@ export function mount(element, data) {
     element.append(make("p", { class: "note" }, "No problem here has points of two stages at two N."));
     return;
   }
-  const state = { what: shows[0][0], chart: richest(charts, rows, ours), hidden: new Set() };
-  const problem = make("select", { id: "chart-problem", onchange: () => redraw({ chart: charts[problem.value] }) });
-  const what = choice("show", Object.fromEntries(shows), state.what, (value) => redraw({ what: value }));
+  const first = richest(charts, rows, ours);
+  const state = { hidden: new Set() };
+  const usual = { show: shows[0][0], problem: first.title, file: first.run.file };
+  const choose = () => {
+    const [show, title, file] = Object.keys(usual).map((key) => read(SECTION)?.get(key) ?? usual[key]);
+    state.what = shows.some(([each]) => each === show) ? show : usual.show;
+    state.chart = charts.find((each) => each.title === title && each.run.file === file) ?? first;
+  };
+  choose();
+  const problem = make("select", { id: "chart-problem", onchange: () => change({ chart: charts[problem.value] }) });
+  const what = choice("show", Object.fromEntries(shows), state.what, (value) => change({ what: value }));
   const figure = make("figure", { class: "chart" });
 
-  const redraw = (changes = {}) => {
+  const change = (changes) => {
     Object.assign(state, changes);
+    redraw();
+    const { title, run } = state.chart;
+    write(SECTION, { show: state.what, problem: title, file: run.file }, usual);
+  };
+  const redraw = () => {
     if (!state.chart.points[state.what]) state.chart = charts.find(({ points }) => points[state.what]);
     fill(problem, charts, state);
     drawChart(figure, rows, state, redraw);
@@ -53,7 +68,12 @@ export function mount(element, data) {
       make("summary", {}, `Drawn with ${title} ${version}, ${licence} licence`), make("p", {}, terms))),
   );
   redraw();
-  onWidth(figure, () => redraw());
+  onWidth(figure, redraw);
+  follow(SECTION, () => {
+    choose();
+    what.input.value = state.what;
+    redraw();
+  });
 }
 
 /** The family that tells most: timed in turns, then of many stages of ours and a wide range of N. */

@@ -16,6 +16,7 @@ const FILTERS = {
   file: ["file", (problem) => problem.run.file],
 };
 const DIRECTIONS = { fwd: "forward", bwd: "backward", train: "forward and backward" };
+const SORT = "stage"; // the column to sort by at first
 const ALL = ""; // the others begin with "=": keys that are numbers would come before it
 const SECTION = "comparison";
 // what a reader sees first, if there are more than MUCH problems
@@ -43,7 +44,9 @@ const COLUMNS = [
 
 export function mount(element, data) {
   const { problems, rows } = load(data);
-  const state = { filters: {}, sort: "stage", down: false, shown: PAGE };
+  const state = { filters: {}, shown: PAGE };
+  const names = [...new Set(rows.flatMap(({ over }) => Object.keys(over)))].filter((name) => Number.parseInt(name) >= PEERS_FROM)
+    .sort((a, b) => Number.parseInt(a) - Number.parseInt(b));
   /** Filter by the address, or else by START where there is so much that something must be chosen. */
   const choose = () => {
     const wanted = read(SECTION) ?? new URLSearchParams(problems.length > MUCH ? START : {});
@@ -52,31 +55,37 @@ export function mount(element, data) {
       const value = wanted.get(key);
       if (values(key, matching(problems, state.filters)).includes(value)) state.filters[key] = value;
     }
+    const listed = (key, known, usual) => (known.includes(wanted.get(key)) ? wanted.get(key) : usual);
+    state.sort = listed("sort", COLUMNS.map(([key]) => key), SORT);
+    state.down = wanted.has("down");
+    state.rival = listed("over", names, names[0] ?? "");
   };
   choose();
 
-  const draw = (changes = {}) => {
+  const draw = () => drawAll(parts, problems, state, change);
+  const change = (changes) => {
     Object.assign(state, { shown: PAGE }, changes);
-    drawAll(parts, problems, state, draw);
+    draw();
+    const { filters, sort, down, rival } = state;
+    write(SECTION, {
+      ...Object.fromEntries(Object.entries(filters).filter(([, chosen]) => chosen !== ALL)),
+      ...(sort !== SORT && { sort }), ...(down && { down: 1 }), ...(rival !== (names[0] ?? "") && { over: rival }),
+    });
   };
   const filters = Object.keys(FILTERS).map((key) => {
     const options = { [ALL]: "all" };
     for (const value of values(key, problems)) options[`=${value}`] = DIRECTIONS[value] ?? value;
     const made = choice(FILTERS[key][0], options, state.filters[key] && `=${state.filters[key]}`, (value) => {
       state.filters[key] = value.slice(1);
-      draw();
-      write(SECTION, Object.fromEntries(Object.entries(state.filters).filter(([, chosen]) => chosen !== ALL)));
+      change();
     });
     return [key, made];
   });
-  const names = [...new Set(rows.flatMap(({ over }) => Object.keys(over)))].filter((name) => Number.parseInt(name) >= PEERS_FROM)
-    .sort((a, b) => Number.parseInt(a) - Number.parseInt(b));
-  state.rival = names.includes(state.rival) ? state.rival : (names[0] ?? "");
   const over = choice("compare with", Object.fromEntries(names.map((name) => [name, name])), state.rival,
-    (rival) => draw({ rival }));
+    (rival) => change({ rival }));
   const reset = make("button", { type: "button", onclick: () => {
     for (const [key, made] of filters) state.filters[key] = made.input.value = ALL;
-    draw();
+    change();
   } }, "Clear filters");
 
   const parts = {
@@ -84,7 +93,10 @@ export function mount(element, data) {
     count: make("p", { class: "count", role: "status" }),
     head: make("tr"),
     table: make("table", { class: "records" }),
-    more: make("button", { type: "button", onclick: () => draw({ shown: state.shown + MORE }) }),
+    more: make("button", { type: "button", onclick: () => {
+      state.shown += MORE;
+      draw();
+    } }),
   };
   parts.table.append(
     make("caption", { class: "hidden" }, "Records: time, rate, ratios, memory, error of each stage"),
@@ -103,10 +115,10 @@ export function mount(element, data) {
     scrolling("Table of records", parts.table),
     parts.more,
   );
-  follow(() => {
-    if (!read(SECTION)) return; // the address is about another section now
+  follow(SECTION, () => {
     choose();
     for (const [key, made] of filters) made.input.value = state.filters[key] && `=${state.filters[key]}`;
+    over.input.value = state.rival;
     draw();
   });
   draw();
@@ -125,7 +137,7 @@ function values(key, problems) {
   return found.map(String);
 }
 
-function drawAll(parts, problems, state, draw) {
+function drawAll(parts, problems, state, change) {
   for (const [key, made] of parts.filters) {
     const left = new Set(values(key, matching(problems, state.filters, key)));
     for (const option of made.input.options) {
@@ -137,7 +149,7 @@ function drawAll(parts, problems, state, draw) {
   parts.count.textContent = found.length
     ? `${counted(found.length, "problem")}, ${counted(rows, "record")}`
     : "No record passes all of these filters.";
-  parts.head.replaceChildren(...COLUMNS.map((column) => header(column, state, draw)));
+  parts.head.replaceChildren(...COLUMNS.map((column) => header(column, state, change)));
   for (const body of [...parts.table.tBodies]) body.remove();
   // those that compare the most stages come first; what is of one problem stays together
   const most = (problem) => Math.max(...problem.others.map((each) => fair(each).length));
@@ -152,10 +164,10 @@ function drawAll(parts, problems, state, draw) {
 const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 const fair = (problem) => problem.rows.filter((row) => row.fair);
 
-function header([key, words], state, draw) {
+function header([key, words], state, change) {
   const sorted = state.sort === key;
   const button = make("button", { type: "button", onclick: () => {
-    draw({ sort: key, down: sorted ? !state.down : false });
+    change({ sort: key, down: sorted ? !state.down : false });
     document.getElementById(`sort-${key}`).focus(); // the header was made again
   }, id: `sort-${key}` }, key === "over" ? `over ${state.rival}` : words);
   const way = sorted ? (state.down ? "descending" : "ascending") : "none";

@@ -20,13 +20,16 @@ function normal(seed) {
   return () => Math.sqrt(-2 * Math.log(1 - uniform())) * Math.cos(2 * Math.PI * uniform());
 }
 
+/** The root mean square of what has that sum of squares. */
+const root = (sum, rows) => Math.sqrt(sum / rows);
+
 /**
- * Lite's largest error over the rows, for each number of keys 1 to `most`; in float64.
+ * Lite's error for each number of keys 1 to `most`, root mean square over the rows; in float64.
  *
  * One walk gives all of them: a tile that isn't full yet counts as it is.
  */
 export function liteErrors({ scores, values }, sharpness, tile, most) {
-  const errors = new Float64Array(most);
+  const squares = new Float64Array(most);
   scores.forEach((row, r) => {
     const [all, part] = [new Sums(), new Sums()];
     let before = 0; // what the full tiles gave
@@ -37,10 +40,10 @@ export function liteErrors({ scores, values }, sharpness, tile, most) {
       }
       all.add(sharpness * row[i], values[r][i]);
       part.add(sharpness * row[i], values[r][i]);
-      errors[i] = Math.max(errors[i], Math.abs(before + part.o - all.o));
+      squares[i] += (before + part.o - all.o) ** 2;
     }
   });
-  return errors;
+  return squares.map((sum) => root(sum, scores.length));
 }
 
 /** The online softmax with tiles of one key. */
@@ -64,11 +67,12 @@ class Sums {
   }
 }
 
-/** Online's largest error over the rows with n keys, in float32, against float64. */
+/** Online's error with n keys, in float32 against float64, root mean square over the rows. */
 export function onlineError({ scores, values }, sharpness, tile, n) {
-  return Math.max(...scores.map((row, r) => {
+  const squares = scores.map((row, r) => {
     const s = sharpened(row.slice(0, n), sharpness);
     const v = values[r].slice(0, n).map(Math.fround);
-    return Math.abs(walk(s, v, tile).at(-1).o - exact(s, v).o);
-  }));
+    return (walk(s, v, tile).at(-1).o - exact(s, v).o) ** 2;
+  });
+  return root(squares.reduce((a, b) => a + b), scores.length);
 }

@@ -6,13 +6,14 @@ import { draw, liteErrors, onlineError } from "./errors.js";
 import { plot } from "./plot.js";
 import { sharpened, walk } from "./softmax.js";
 
-const [TILE, MOST, ROWS] = [64, 320, 24];
-const LIMITS = { n: [65, 1, MOST], sharp: [0, -2, 2] }; // the sharpness is 10^sharp
+const [TILE, MOST, ROWS] = [64, 320, 64];
+const LIMITS = { n: [65, 1, MOST], sharp: [0, -2, 2, () => true] }; // the sharpness is 10^sharp
 const SHARPNESS = Array.from({ length: 41 }, (_, i) => -2 + i / 10);
 
 export function mount(element) {
   const { state, change } = kept("lite", LIMITS, display);
   const drawn = draw(ROWS, MOST);
+  const errorsBy = SHARPNESS.map((x) => [x, liteErrors(drawn, 10 ** x, TILE, MOST)]);
   const n = slider("Keys N", { min: 1, max: MOST, value: state.n, input: (x) => change({ n: x }) });
   const sharp = slider("Sharpness: the scores’ standard deviation", {
     min: -2, max: 2, step: 0.1, value: state.sharp, say: (x) => show(10 ** x, 2),
@@ -32,9 +33,9 @@ export function mount(element) {
     make("div", { class: "controls" }, n.element, sharp.element), said, figures,
     make("div", { class: "two" }, by_n.element, by_sharp.element),
     make("p", { class: "small soft" },
-      `The largest error of ${ROWS} query rows, against softmax over all keys in float64. Scores and ` +
-        "values are drawn from N(0, 1), and the scores are multiplied by the sharpness. Drag in a " +
-        "plot, or use the sliders."),
+      `Errors are the root mean square over ${ROWS} query rows, against softmax over all keys in float64. ` +
+        "Scores and values are drawn from N(0, 1), and the scores are multiplied by the sharpness. Drag in " +
+        "a plot, or use the sliders."),
   );
 
   function display() {
@@ -43,15 +44,14 @@ export function mount(element) {
     const by = 10 ** state.sharp;
     const errors = liteErrors(drawn, by, TILE, MOST);
     by_n.display([...errors].map((y, i) => [i + 1, y]), state.n);
-    by_sharp.display(
-      SHARPNESS.map((x) => [x, liteErrors(drawn, 10 ** x, TILE, state.n)[state.n - 1]]), state.sharp);
+    by_sharp.display(errorsBy.map(([x, all]) => [x, all[state.n - 1]]), state.sharp);
     // the first row's last key, as Online and as Lite weigh it
     const last = walk(sharpened(drawn.scores[0].slice(0, state.n), by), drawn.values[0], TILE).at(-1);
     figures.replaceChildren(...Object.entries({
       "what Lite’s weights sum to, the number of tiles": Math.ceil(state.n / TILE),
       [`Lite’s weight of the last key, number ${state.n}`]: show(last.lite_p.at(-1), 4),
       "its right weight": show(last.p.at(-1) / last.l_i, 4),
-      "Lite’s largest error": show(errors[state.n - 1] < 1e-12 ? 0 : errors[state.n - 1]),
+      "Lite’s error": show(errors[state.n - 1] < 1e-12 ? 0 : errors[state.n - 1]),
       "Online’s, in float32": show(onlineError(drawn, by, TILE, state.n)),
     }).flatMap(([words, x]) => [make("div", {}, make("dt", {}, words), make("dd", {}, x))]));
     said.textContent = sentence(state.n);

@@ -1,5 +1,6 @@
 // Starts the page: the theme's button, the list of sections, and each section's module.
 
+import { place } from "./address.js";
 import { make } from "./dom.js";
 import { start } from "./predict.js";
 
@@ -39,5 +40,6 @@ for (const section of sections) {
   }
 }
 root.dataset.ready = "true";
-// what was mounted has moved the section that the address names
-document.getElementById(location.hash.slice(1).split("?")[0])?.scrollIntoView({ behavior: "instant" });
+const goTo = (options) => document.getElementById(place())?.scrollIntoView(options);
+goTo({ behavior: "instant" }); // what was mounted has moved the section that the address names
+addEventListener("hashchange", () => goTo());

@@ -61,9 +61,9 @@ function marker(stage, x, y, style) {
   return make("polygon", { points: `${x},${y - 9} ${x + 9},${y + 7} ${x - 9},${y + 7}`, style });
 }
 
-/** About six round numbers from low to high. */
-export function nice(low, high) {
-  const raw = (high - low) / 6 || 1;
+/** Round numbers from low to high, about `count` of them. */
+export function nice(low, high, count = 6) {
+  const raw = (high - low) / count || 1;
   const unit = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((x) => x * unit).find((x) => x >= raw);
   const found = [];

@@ -1,43 +1,48 @@
 // The three bfloat16 of a float32, which of the nine products of two are kept, and the error.
 
+import { kept } from "./address.js";
 import { LARGEST, ORDER, PIECES, SMALLEST, error, split, written } from "./bfloat16.js";
 import { make, scrolling, show } from "./dom.js";
 
+const NAMES = ["a", "b"];
 const COUNTS = [1, 3, 6, 9];
 const PAIRS = 1000;
+const fits = (x) => Math.abs(Math.fround(x)) >= SMALLEST && Math.abs(x) <= LARGEST;
+const LIMITS = {
+  a: [3.14159265, -LARGEST, LARGEST, fits],
+  b: [1.7320508, -LARGEST, LARGEST, fits],
+  kept: [6, 1, 9, (x) => COUNTS.includes(x)],
+};
 
 export function mount(element) {
-  const state = { a: 3.14159265, b: 1.7320508, kept: 6 };
+  const { state, change } = kept("pieces", LIMITS, display);
   const bits = make("div");
   const grid = make("table", { class: "products" });
   const number = (name) => {
     const input = make("input", {
-      type: "text", inputmode: "decimal", size: 14, id: `pieces-${name}`, value: state[name],
+      type: "text", inputmode: "decimal", size: 14, id: `pieces-${name}`,
       "aria-describedby": "pieces-note",
       oninput: () => {
-        const x = Math.fround(input.value.trim() === "" ? NaN : Number(input.value));
-        const fits = Math.abs(x) >= SMALLEST && Math.abs(x) <= LARGEST;
-        note.textContent = fits ? ""
+        const x = input.value.trim() === "" ? NaN : Number(input.value);
+        note.textContent = fits(x) ? ""
           : `Got “${input.value}” for number ${name}, expected a number of a size from 10⁻²⁰ to 10²⁰. ` +
             `The page still shows ${state[name]}.`;
-        input.setAttribute("aria-invalid", !fits);
-        if (fits) state[name] = x;
-        display();
+        input.setAttribute("aria-invalid", !fits(x));
+        if (fits(x)) change({ [name]: x });
       },
     });
-    return make("div", { class: "choice" }, make("label", { for: input.id }, `Number ${name}`), input);
+    return input;
   };
+  const inputs = NAMES.map(number);
   const note = make("p", { id: "pieces-note", role: "status", class: "small" });
   const counts = make("div", { class: "buttons", role: "group", "aria-label": "How many products are kept" },
     ...COUNTS.map((count) => make("button", {
       type: "button", "data-count": count,
-      onclick: () => {
-        state.kept = count;
-        display();
-      },
+      onclick: () => change({ kept: count }),
     }, `${count} product${count > 1 ? "s" : ""}`, make("span", { class: "explained" }))));
   element.append(
-    make("div", { class: "controls" }, number("a"), number("b")), note,
+    make("div", { class: "controls" }, ...inputs.map((input, i) =>
+      make("div", { class: "choice" }, make("label", { for: input.id }, `Number ${NAMES[i]}`), input))), note,
     make("div", { class: "two" },
       make("div", {}, make("h3", {}, "a and its pieces, in bits"),
         scrolling("The bits of a", bits)),
@@ -50,17 +55,20 @@ export function mount(element) {
 
   function display() {
     const [a, b] = [Math.fround(state.a), Math.fround(state.b)];
+    inputs.forEach((input, i) => {
+      if (document.activeElement !== input) input.value = state[NAMES[i]];
+    });
     const [of_a, of_b] = [split(a), split(b)];
     bits.replaceChildren(...[["float32", a], ...PIECES.map((name, i) => [name, of_a[i]])].map(line));
-    const kept = new Set(ORDER.slice(0, state.kept).map(String));
+    const shown = new Set(ORDER.slice(0, state.kept).map(String));
     grid.replaceChildren(
       make("thead", {}, make("tr", {}, make("td"),
         ...PIECES.map((name) => make("th", { scope: "col" }, `b ${name}`)))),
       make("tbody", {}, ...PIECES.map((name, i) => make("tr", {},
         make("th", { scope: "row" }, `a ${name}`),
-        ...PIECES.map((_, j) => make("td", { class: kept.has(`${i},${j}`) ? "kept" : "left" },
+        ...PIECES.map((_, j) => make("td", { class: shown.has(`${i},${j}`) ? "kept" : "left" },
           make("span", { class: "number" }, show(of_a[i] * of_b[j], 5)),
-          make("span", { class: "explained" }, kept.has(`${i},${j}`) ? "kept" : "left out")))))));
+          make("span", { class: "explained" }, shown.has(`${i},${j}`) ? "kept" : "left out")))))));
     for (const each of counts.children) {
       const count = Number(each.dataset.count);
       each.setAttribute("aria-pressed", count === state.kept);

@@ -54,7 +54,7 @@ export function mount(element) {
   const sharp = slider("Sharpness: scores times", {
     min: 0, max: SHARPEST, step: 0.25, value: 1, input: (x) => change({ sharp: x }),
   });
-  const broken = choice("Break Online:", BREAKS, "", (x) => change({ mistake: x }));
+  const broken = choice("Break Online", BREAKS, "", (x) => change({ mistake: x }));
   const add = button("Add a key", () => {
     const { s, v } = example;
     change({ s: [...s, 2], v: [...v, 5] });
@@ -75,7 +75,7 @@ export function mount(element) {
     make("h3", {}, "Change the example"),
     make("p", { class: "small soft" },
       "Any score and any value above can be edited. The address in your browser always holds the " +
-        "example that you see: copy it to link to it."),
+        "example that you see, and what you changed elsewhere on the page: copy it to link to it."),
     make("div", { class: "controls" }, tile.element, sharp.element, broken.element, add, remove, reset),
     diagnosis,
   );
@@ -153,7 +153,7 @@ export function mount(element) {
   }
 
   function save() {
-    write("player", toAddress(example));
+    write("player", toAddress(example), toAddress(FIRST));
   }
 
   /** What the mistake is, and whether the example shows it. */
@@ -187,7 +187,7 @@ export function mount(element) {
 
   compute();
   fromHash();
-  follow(fromHash);
+  follow("player", fromHash);
 }
 
 function button(text, act) {

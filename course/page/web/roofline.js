@@ -1,11 +1,13 @@
 // Rooflines: what a stage reaches, under what memory (the slope) and matrix products (the levels)
 // allow. One problem at a time; 16 bits and float32 beside each other.
 
+import { follow, read, write } from "./address.js";
 import { choice, make } from "./dom.js";
 import { asTable, d3, draw, GRID, interact, legend, marksOf, onWidth, Plot, seriesOf, ticksOf } from "./plotting.js";
 import { load } from "./records.js";
 
 const WIDTHS = { "16 bits": (roof) => roof.dtype.endsWith("16"), float32: (roof) => roof.dtype === "float32" };
+const SECTION = "roofline";
 const NARROW = 440; // pixels
 
 export function mount(element, data) {
@@ -23,19 +25,34 @@ export function mount(element, data) {
       "have the same number of FLOPs per byte; so that they can be told apart, they stand side by side, around their true place."),
     grid,
   );
+  const usual = Object.fromEntries(figures.map(([name, own]) => [name, own[0].title]));
+  const shown = {};
+  const reloads = [];
   for (const [name, own] of figures) {
     const figure = make("figure", { class: "chart" });
     const hidden = new Set();
-    let shown = 0;
-    const show = () => drawRoof(figure, rows, own[shown], hidden, show);
-    const pick = choice(`${name}: problem`, Object.fromEntries(own.map(({ title }, i) => [i, title])), 0, (value) => {
-      shown = value;
+    const choose = () => {
+      const wanted = read(SECTION)?.get(name);
+      shown[name] = own.some(({ title }) => title === wanted) ? wanted : usual[name];
+    };
+    choose();
+    const show = () => drawRoof(figure, rows, own.find(({ title }) => title === shown[name]), hidden, show);
+    const titles = Object.fromEntries(own.map(({ title }) => [title, title]));
+    const pick = choice(`${name}: problem`, titles, shown[name], (title) => {
+      shown[name] = title;
+      show();
+      write(SECTION, shown, usual);
+    });
+    reloads.push(() => {
+      choose();
+      pick.input.value = shown[name];
       show();
     });
     grid.append(make("div", {}, make("form", { class: "controls", onsubmit: (e) => e.preventDefault() }, pick.element), figure));
     show();
     onWidth(figure, show);
   }
+  follow(SECTION, () => reloads.forEach((reload) => reload()));
 }
 
 function drawRoof(figure, rows, roof, hidden, redraw) {

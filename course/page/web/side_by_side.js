@@ -34,7 +34,7 @@ export function mount(element, data) {
   const change = (changes) => {
     Object.assign(state, changes);
     redraw();
-    write(SECTION, state);
+    write(SECTION, state, START);
   };
   const redraw = () => {
     ["left", "right", "part"].forEach((key, i) => { picks[i].input.value = state[key]; });
@@ -56,8 +56,7 @@ export function mount(element, data) {
     summary, ideas, listing,
   );
   redraw();
-  follow(() => {
-    if (!read(SECTION)) return; // the address is about another section now
+  follow(SECTION, () => {
     load();
     redraw();
   });

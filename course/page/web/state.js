@@ -48,8 +48,8 @@ export function carried({ step, mistake }, steps, s) {
   const rows = {
     m_i: ["the largest score so far", m_i, scores(s, m_i)],
     alpha: ["what the past is worth under the new max", alpha, bar([alpha ?? 0, 0], 1)],
-    l_i: ["the sum of the weights so far", l_i],
-    acc: ["the weighted sum of the values", acc],
+    l_i: ["the sum of p over the keys so far", l_i],
+    acc: ["the sum of p times value", acc],
     "acc / l_i": ["the output, if there were no more keys", o],
   };
   const formulas = {};

@@ -1,4 +1,4 @@
-// Which tiles of keys a block of queries visits under a causal mask, as figures_tiling.py has it.
+// Which tiles of keys a block of queries visits under a causal mask (FlashAttention-2, section 3.1).
 
 export const [FULL, MASKED, NEVER] = ["full", "masked", "never"];
 

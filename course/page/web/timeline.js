@@ -1,8 +1,9 @@
 // A tile's timeline on a Hopper GPU: softmax and products in turn, or at the same time.
 
-import { make, scrolling } from "./dom.js";
+import { make } from "./dom.js";
+import { drawn as picture } from "./lanes.js";
 
-const [WIDTH, LANE, LEFT] = [1000, 44, 110];
+const END = 14000; // cycles, of both pictures
 const TITLES = {
   91: "In turn: a tile’s scores start when the tile before is done",
   9: "Stage 9: the next tile’s scores start first",
@@ -38,21 +39,14 @@ function gain(records) {
 }
 
 function drawn({ stage, tile_cycles, spans, cycles }) {
+  const title = TITLES[stage] ?? `Stage ${stage}`;
   const consumers = [...new Set(spans.map((each) => each.consumer))];
-  const across = (x) => LEFT + ((WIDTH - LEFT) * x) / 14000;
-  const bottom = LANE * consumers.length;
-  const bars = spans.map(({ consumer, part, start, end }) => make("rect", {
-    class: KINDS[part], x: across(start), width: Math.max(1, across(end) - across(start)),
-    y: LANE * consumers.indexOf(consumer) + 4, height: LANE - 12,
+  const lanes = consumers.map((consumer) => ({
+    name: `consumer ${consumer}`,
+    bars: spans.filter((each) => each.consumer === consumer)
+      .map(({ part, start, end }) => ({ kind: KINDS[part], start, end })),
   }));
-  const names = consumers.map((each, i) => make("text", { x: 0, y: LANE * i + 24 }, `consumer ${each}`));
-  const ticks = [0, 4000, 8000, 12000].map((x) => make("text",
-    { class: "soft", x: across(x), y: bottom + 18, "text-anchor": "middle" },
-    x ? grouped(x) : "0 cycles"));
-  return make("div", {}, make("h3", {}, TITLES[stage] ?? `Stage ${stage}`),
-    scrolling(`Timeline. ${TITLES[stage] ?? `Stage ${stage}`}`,
-      make("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${bottom + 26}`, "aria-hidden": "true" },
-        ...names, ...bars, ...ticks)),
+  return make("div", {}, make("h3", {}, title), picture(lanes, END, ["cycles", 1]),
     make("p", { class: "small" }, `A tile takes ${grouped(tile_cycles)} cycles: ` +
       `products ${grouped(cycles.products)}, softmax ${grouped(cycles.softmax)}.`));
 }

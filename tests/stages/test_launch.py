@@ -1,0 +1,227 @@
+"""The launch path tells apart what Triton tells apart, and keeps nothing that it must not keep."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from stages.common import launch as path
+from stages.common.launch import Launch, Launches, fast_launch, kind_of_tensors
+from stages.common.machine import has_module
+
+needs_triton = pytest.mark.skipif(
+    not has_module("triton"), reason="no wheel of triton for this machine"
+)
+
+# numbers at the borders of what Triton specializes on
+NUMBERS = (
+    0, 1, 2, 16, 17, 32, -1, -16, True, False, 0.0, 0.5, 1.0, 16.0,
+    2**31 - 1, 2**31, 2**32 + 16, -(2**31), -(2**31) - 1, 2**63 - 1, 2**63,
+)  # fmt: skip
+CONSTANTS = (0, 1, True, False, 1.0, 16, None, "tf32", "ieee")
+
+
+def kernel_with_two_numbers(x_ptr, y_ptr, n, free, CONSTANT):
+    """Only its signature counts."""
+
+
+def tensors():
+    """None, and tensors of several dtypes, at addresses of several alignments."""
+    memory = torch.zeros(64, dtype=torch.uint8)
+    start = -memory.data_ptr() % 16
+    return (None, *(
+        memory[start + offset : start + offset + 16].view(dtype)
+        for dtype in (torch.float16, torch.bfloat16, torch.float32)
+        for offset in (0, 4, 8, 16)
+    ))  # fmt: skip
+
+
+def descriptors():
+    """As stage 9 makes them: of other dtypes, blocks and layouts."""
+    from stages.s09_gluon_hopper import launch
+
+    make = launch.descriptor.__wrapped__
+    other = make(1024, torch.float16, (1, 2, 300, 64), (38400, 19200, 64, 1), 64, 64)
+    other.layout = launch.gl.NVMMASharedLayout(64, 16, rank=4)
+    shape, strides = (1, 2, 300, 64), (38400, 19200, 64, 1)
+    return (
+        launch.described_as(other, torch.float16),
+        *(
+            make(address, dtype, shape, strides, rows, BLOCK_D)
+            for address in (1024, 2048)
+            for dtype in (torch.float16, torch.bfloat16)
+            for rows, BLOCK_D in ((64, 64), (128, 64), (64, 128))
+        ),
+        *(
+            launch.float32_descriptor.__wrapped__(1024, shape, block)
+            for shape, block in (
+                ((1, 2, 2, 128), (1, 1, 2, 64)), ((1, 2, 2, 128), (1, 1, 2, 128)),
+                ((64, 256), (16, 256)),
+            )
+        ),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def binder():
+    """The compiler's own key of a launch, as Triton makes it at each call."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import jit
+
+    kernel = jit.JITFunction(kernel_with_two_numbers, do_not_specialize=["free"])
+    for param in kernel.params[-1:]:
+        param.__dict__["is_constexpr"] = True
+    device = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0
+    )
+    driver = triton.runtime.driver
+    before = driver._active if hasattr(driver, "_active") else None
+    driver.set_active(device)
+    bind = kernel.create_binder()[-1]
+
+    def key(tensors, numbers, constant, **options):
+        _, specialization, options = bind(*tensors, *numbers, constant, **options)
+        return jit.compute_cache_key({}, specialization, options)
+
+    yield kernel, key
+    if before is not None:
+        driver.set_active(before)
+
+
+def calls():
+    """Launches that differ in one argument from the first, or from one another."""
+    aligned = tensors()[1]
+    usual = {"tensors": (aligned, None), "numbers": (48, 5), "CONSTANT": 3, "num_warps": 4}
+    yield usual
+    for x in (*tensors(), *descriptors()):
+        yield usual | {"tensors": (x, None)}
+        yield usual | {"tensors": (aligned, x)}
+    for n in NUMBERS:
+        yield usual | {"numbers": (n, 5)}
+        yield usual | {"numbers": (48, n)}
+    for constant in CONSTANTS:
+        yield usual | {"CONSTANT": constant}
+    yield usual | {"num_warps": 8}
+    yield usual | {"num_stages": 3}
+    yield usual | {"num_stages": 4}
+    yield usual | {"maxnreg": 4}
+
+
+@needs_triton
+def test_what_triton_tells_apart_is_told_apart(binder, monkeypatch):
+    kernel, key = binder
+    known = Launches(kernel, 2, 2)
+
+    def both(call):
+        options = {name: x for name, x in call.items() if name not in ("tensors", "numbers")}
+        ours = known.kind((4,), call["numbers"], options), kind_of_tensors(call["tensors"])[0]
+        constant = options.pop("CONSTANT")
+        return ours, key(call["tensors"], call["numbers"], constant, **options)
+
+    told = [both(call) for call in calls()]
+    for (ours, theirs), (ours_again, theirs_again) in itertools.combinations(told, 2):
+        assert ours != ours_again or theirs == theirs_again
+    # but not where only an address, or a number that is not specialized on, is another
+    assert len({ours for ours, _ in told}) < len(told) - 10
+
+
+class Kernel:
+    """Notes how it is called, itself and what it "compiles"."""
+
+    arg_names = ("x_ptr", "y_ptr", "n", "free", "A", "B")
+
+    def __init__(self):
+        self.calls, self.pre_run_hooks = [], []
+        self.params = [SimpleNamespace(do_not_specialize=name == "free") for name in self.arg_names]
+
+    def __getitem__(self, grid):
+        def call(*args, **options):
+            self.calls.append(("found", grid, args, options))
+            return Compiled(self)
+
+        return call
+
+
+class Compiled:
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return lambda *args: self.kernel.calls.append(("kept", grid, args))
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A kernel, and `here.device`, the current GPU."""
+    here = SimpleNamespace(device=0)
+    active = SimpleNamespace(get_current_device=lambda: here.device)
+    triton = SimpleNamespace(
+        JITFunction=Kernel,
+        compiler=SimpleNamespace(CompiledKernel=Compiled),
+        runtime=SimpleNamespace(driver=SimpleNamespace(active=active)),
+    )
+    monkeypatch.setattr(path, "triton", triton)
+    monkeypatch.setattr(path, "launches", {})
+    made = Kernel()
+    made.here = here
+    return made
+
+
+def kinds(kernel):
+    return [call[0] for call in kernel.calls]
+
+
+def test_a_kernel_is_looked_for_at_the_first_call_only(kernel):
+    _, x, *_ = tensors()
+    for free in (5, 6, 1):
+        fast_launch(kernel, (3, 2), (x, None), (48, free), A=True, B="b", num_warps=8)
+    options = {"A": True, "B": "b", "num_warps": 8}
+    assert kernel.calls == [
+        ("found", (3, 2), (x, None, 48, 5), options),
+        ("kept", (3, 2, 1), (x.data_ptr(), None, 48, 6, True, "b")),
+        ("kept", (3, 2, 1), (x.data_ptr(), None, 48, 1, True, "b")),
+    ]
+
+
+def test_another_gpu_has_a_kernel_of_its_own(kernel):
+    _, x, *_ = tensors()
+    launch = Launch(kernel, (3,), A=1, B=2)
+    for kernel.here.device in (0, 1, 0, 1):
+        launch((x, x), (48, 5))
+    assert kinds(kernel) == ["found", "found", "kept", "kept"]
+
+
+def test_hooks_see_each_launch(kernel):
+    """Triton calls them, with the arguments, where it looks for the kernel."""
+    _, x, *_ = tensors()
+    launch = Launch(kernel, (3,), A=1, B=2)
+    launch((x, x), (48, 5))
+    kernel.pre_run_hooks.append(print)
+    launch((x, x), (48, 5))
+    assert kinds(kernel) == ["found", "found"]
+    kernel.pre_run_hooks.clear()
+    launch((x, x), (48, 5))
+    assert kinds(kernel)[2:] == ["kept"]
+
+
+def test_what_is_no_compiled_kernel_is_not_kept(kernel, monkeypatch):
+    """The interpreter gives None, and Triton's asynchronous mode something to wait for."""
+    _, x, *_ = tensors()
+    monkeypatch.setattr(path.triton.compiler, "CompiledKernel", int)
+    for _ in range(2):
+        fast_launch(kernel, (3,), (x, x), (48, 5), A=1, B=2)
+    monkeypatch.setattr(path.triton, "JITFunction", int)
+    monkeypatch.setattr(path.triton, "runtime", None)  # there is no driver
+    for _ in range(2):
+        fast_launch(kernel, (4,), (x, x), (48, 5), A=1, B=2)
+    assert kinds(kernel) == ["found"] * 4
+
+
+def test_only_so_many_launches_are_kept(kernel, monkeypatch):
+    monkeypatch.setattr(path, "MOST_KEPT", 3)
+    _, x, *_ = tensors()
+    for n in (1, 2, 3, 3, 4, 4, 1):
+        fast_launch(kernel, (3,), (x, x), (n, 5), A=1, B=2)
+    assert kinds(kernel) == ["found", "found", "found", "kept", "found", "kept", "found"]
