@@ -53,7 +53,7 @@ from stages.common.contract import wrong
 from stages.common.inputs import autocast, dtype_name
 from stages.contract import FirstDerivative, Stage, check_inputs
 
-from .agreement import Plan, agree, cut_as_told, make_plan
+from .agreement import Parts, Plan, agree, cut_as_told, make_plan
 from .calls import call_on
 from .copies import Exchange
 from .local import best, wide
@@ -341,10 +341,10 @@ def unshard(x: Tensor, *, causal: bool, group: dist.ProcessGroup | None = None) 
     if world == 1:
         return x
     members: Any = group or dist.group.WORLD
-    kind = f"{(*x.shape[:-2], x.shape[-1])} of {dtype_name(x.dtype)}"
-    shared = {"call": "unshard", "x": kind, "causal": causal}
 
-    def cut() -> list[tuple[Span, ...]]:
+    def cut() -> Parts:
+        kind = f"{(*x.shape[:-2], x.shape[-1])} of {dtype_name(x.dtype)}"
+        shared = {"call": "unshard", "x": kind, "causal": causal}
         return cut_as_told("x", agree(members, shared, {"x": x.shape[-2]}), causal)
 
     with call_on(members, cut) as parts:

@@ -7,7 +7,8 @@ its GPU: three or four round trips, which a GPU that still has work doesn't noti
 left out for what was agreed on before: another rank may call for something else now. The store
 answers W ranks with W messages each, which is little for the GPUs of a few hosts. Each rank then
 decides by the same list of messages, and what one rank finds wrong is raised by all. A backward
-pass begins with such a message, too: ranks may not go back through their calls in another order.
+pass begins with such a message, too: ranks may not go back through their calls in another order. A
+rank that fails amid a call says why in place of its next message (calls.py).
 """
 
 import contextlib

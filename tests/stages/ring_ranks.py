@@ -298,7 +298,7 @@ def in_other_orders(problem, world):
 
 def brief():
     """A new group of all ranks, which doesn't wait for long."""
-    return dist.new_group(timeout=timedelta(seconds=2))
+    return dist.new_group(timeout=timedelta(seconds=5))
 
 
 @contextlib.contextmanager
@@ -342,6 +342,32 @@ def fails_amid(problem, hop, error):
 
     with failing(1, hop, error):
         return [said(call) for _ in range(3)]
+
+
+def fails_to_reserve(problem, folder):
+    """What two calls by a copy engine say, of which rank 1 gets no memory for its slots."""
+    group, (*parts, _) = brief(), parts_of(problem, s10_ring, None, True)
+
+    def call():
+        return said(s10_ring.ring, *parts, causal=True, group=group, copies="engine")
+
+    def empty(*_, **__):
+        raise MemoryError("made up")
+
+    with fake_engine.engine(folder, False):
+        plain = fake_engine.symmetric.empty
+        with patch.object(fake_engine.symmetric, "empty", empty if dist.get_rank() == 1 else plain):
+            first = call()
+        return first, call()
+
+
+def comes_late(problem):
+    """What two calls say, to the first of which rank 1 comes when the others have given up."""
+    group, (*parts, _) = brief(), parts_of(problem, s10_ring, None, True)
+    _get_process_group_store(group).set_timeout(timedelta(seconds=2))
+    if dist.get_rank() == 1:
+        _get_process_group_store(group).wait(["ring/1/0"], TIMEOUT)  # rank 0's, that it gives up
+    return [said(s10_ring.ring, *parts, causal=True, group=group) for _ in range(2)]
 
 
 def by_threads(problem):

@@ -419,7 +419,9 @@ ANEW = r"can't use that group any more: .*new_group"
 
 
 @pytest.mark.parametrize(("hop", "error"), [
-    (1, MemoryError), (2, KeyboardInterrupt), (3, ValueError), (4, MemoryError), (6, MemoryError),
+    (4, MemoryError),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+        (1, MemoryError), (2, KeyboardInterrupt), (3, ValueError), (6, MemoryError))),
 ])  # fmt: skip
 def test_an_error_on_one_rank_ends_the_call_on_all(ranks, hop, error):
     """Which name it; and a later call doesn't meet what is left of this one."""
@@ -435,6 +437,30 @@ def test_an_error_on_one_rank_ends_the_call_on_all(ranks, hop, error):
         assert later or (re.search(name, second[1]) and re.search(ANEW, second[1])), second
         assert re.search(name, third[1]) and re.search(ANEW, third[1]), third
     check(ranks, asked, 3)  # other groups go on
+
+
+@pytest.mark.slow
+def test_a_rank_without_memory_for_slots_ends_the_call_on_all(ranks, tmp_path):
+    found = ranks.all(ring_ranks.fails_to_reserve, problem(24), str(tmp_path))
+    assert found[1][0] == ("MemoryError", "made up")
+    for rank, (first, second) in enumerate(found):
+        for kind, text in (second,) if rank == 1 else (first, second):
+            assert kind == "RuntimeError" and "rank 1 of 4 failed amid a call" in text, (rank, text)
+        assert re.search(ANEW, second[1])
+
+
+@pytest.mark.slow
+def test_a_rank_that_comes_when_others_have_given_up_gives_up():
+    """It finds all that they said when they waited for it, and would wait for what they send."""
+    ranks = Ranks(2)
+    try:
+        found = ranks.all(ring_ranks.comes_late, problem(24))
+    finally:
+        ranks.end()
+    for first, second in found:
+        for kind, text in (first, second):
+            assert kind == "RuntimeError" and "no answer from rank 1: it has ended" in text, found
+        assert re.search(ANEW, second[1])
 
 
 def test_two_threads_at_once_are_refused(ranks):
