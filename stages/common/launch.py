@@ -68,7 +68,7 @@ def starter(compiled: Any, grid: Grid) -> Callable[..., None]:
     """
     by_triton = compiled[grid]
     if not triton.__version__.startswith(("3.6.", "3.7.")):
-        return by_triton  # type: ignore[no-any-return]
+        return by_triton
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     hooks, driver = triton.knobs.runtime, triton.runtime.driver
 
