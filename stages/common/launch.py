@@ -13,7 +13,7 @@ kernel doesn't specialize on it and it fits 32 bits. So launches that Triton tel
 apart (tests/stages/test_launch.py).
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import compress
 from typing import Any
 
@@ -57,7 +57,31 @@ class Launch:
         if isinstance(compiled, triton.compiler.CompiledKernel):
             names = self.kernel.arg_names[len(tensors) + len(numbers) :]
             self.constants = [self.options[name] for name in names]
-            self.found[kind] = compiled[(*self.grid, 1, 1)[:3]]
+            self.found[kind] = starter(compiled, (*self.grid, 1, 1)[:3])
+
+
+def starter(compiled: Any, grid: Grid) -> Callable[..., None]:
+    """Return what starts a compiled kernel, given its arguments, on the current stream.
+
+    It calls the kernel's launcher as Triton 3.6 and 3.7 do. Triton itself starts it where hooks are
+    to see each launch, a profiler's, say, and in other versions.
+    """
+    by_triton = compiled[grid]
+    if not triton.__version__.startswith(("3.6.", "3.7.")):
+        return by_triton
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    hooks, driver = triton.knobs.runtime, triton.runtime.driver
+
+    def start(*arguments: Any) -> None:
+        before, after = hooks.launch_enter_hook, hooks.launch_exit_hook
+        if getattr(before, "calls", before) or getattr(after, "calls", after):
+            by_triton(*arguments)
+            return
+        active = driver.active
+        stream = active.get_current_stream(active.get_current_device())
+        run(*grid, stream, function, metadata, None, None, None, *arguments)
+
+    return start
 
 
 def kind_of_tensors(tensors: Sequence[Any]) -> tuple[Hashable, list[Any]]:

@@ -242,6 +242,7 @@ def forward(
     return o
 
 
+@functools.cache
 def merge_config(splits: int, d: int) -> dict[str, int]:
     """The launch configuration of the merge: up to 16 parts at a time."""
     BLOCK_S = min(16, 1 << (splits - 1).bit_length())
@@ -270,8 +271,8 @@ def attend(
     StageUnavailable where there is no Triton.
     """
     check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if operators.wanted_of(x):  # the merge has no backward pass
+    for name, x in (("q", q), ("k", k), ("v", v)) if operators.wanted_of(q, k, v) else ():
+        if x.requires_grad:  # the merge has no backward pass
             way = "call it under torch.no_grad(), or train with stage 7"
             only = f"none: stage {STAGE.number} is forward only; {way}"
             raise wrong(name, "requires_grad=True", only)

@@ -145,21 +145,32 @@ class Kernel:
 
 
 class Compiled:
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self, kernel):
         self.kernel = kernel
 
     def __getitem__(self, grid):
-        return lambda *args: self.kernel.calls.append(("kept", grid, args))
+        return lambda *args: self.kernel.calls.append(("by triton", grid, args))
+
+    def run(self, *args):
+        self.kernel.calls.append(("kept", args[:3], args[9:], args[3:9]))
 
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """A kernel, and `here.device`, the current GPU."""
-    here = SimpleNamespace(device=0)
-    active = SimpleNamespace(get_current_device=lambda: here.device)
+    """A kernel, and `here`, the current GPU and its stream."""
+    here = SimpleNamespace(device=0, stream=7)
+    active = SimpleNamespace(
+        get_current_device=lambda: here.device,
+        get_current_stream=lambda device: (device, here.stream),
+    )
+    chains = {name: SimpleNamespace(calls=[]) for name in ("launch_enter_hook", "launch_exit_hook")}
     triton = SimpleNamespace(
+        __version__="3.6.0",
         JITFunction=Kernel,
         compiler=SimpleNamespace(CompiledKernel=Compiled),
+        knobs=SimpleNamespace(runtime=SimpleNamespace(**chains)),
         runtime=SimpleNamespace(driver=SimpleNamespace(active=active)),
     )
     monkeypatch.setattr(path, "triton", triton)
@@ -178,10 +189,11 @@ def test_a_kernel_is_looked_for_at_the_first_call_only(kernel):
     for free in (5, 6, 1):
         fast_launch(kernel, (3, 2), (x, None), (48, free), A=True, B="b", num_warps=8)
     options = {"A": True, "B": "b", "num_warps": 8}
+    how = (0, 7), "function", "metadata", None, None, None
     assert kernel.calls == [
         ("found", (3, 2), (x, None, 48, 5), options),
-        ("kept", (3, 2, 1), (x.data_ptr(), None, 48, 6, True, "b")),
-        ("kept", (3, 2, 1), (x.data_ptr(), None, 48, 1, True, "b")),
+        ("kept", (3, 2, 1), (x.data_ptr(), None, 48, 6, True, "b"), how),
+        ("kept", (3, 2, 1), (x.data_ptr(), None, 48, 1, True, "b"), how),
     ]
 
 
@@ -204,6 +216,38 @@ def test_hooks_see_each_launch(kernel):
     kernel.pre_run_hooks.clear()
     launch((x, x), (48, 5))
     assert kinds(kernel)[2:] == ["kept"]
+
+
+@pytest.mark.parametrize("which", ["launch_enter_hook", "launch_exit_hook"])
+@pytest.mark.parametrize("how", ["in the chain", "in its place"])
+def test_a_profiler_sees_each_launch(kernel, which, how):
+    _, x, *_ = tensors()
+    launch = Launch(kernel, (3,), A=1, B=2)
+    hooks, none = path.triton.knobs.runtime, getattr(path.triton.knobs.runtime, which)
+    for hook in (none, None, none):
+        setattr(hooks, which, hook)
+        launch((x, x), (48, 5))
+    assert kinds(kernel) == ["found", "kept", "kept"]
+    setattr(hooks, which, SimpleNamespace(calls=[print]) if how == "in the chain" else print)
+    launch((x, x), (48, 5))
+    assert kernel.calls[3] == ("by triton", (3, 1, 1), (x.data_ptr(), x.data_ptr(), 48, 5, 1, 2))
+
+
+def test_another_version_of_triton_starts_kernels_itself(kernel, monkeypatch):
+    _, x, *_ = tensors()
+    monkeypatch.setattr(path.triton, "__version__", "3.8.0")
+    launch = Launch(kernel, (3,), A=1, B=2)
+    for kernel.here.stream in (7, 8):
+        launch((x, x), (48, 5))
+    assert kinds(kernel) == ["found", "by triton"]
+
+
+def test_it_is_the_stream_that_is_current_at_the_launch(kernel):
+    _, x, *_ = tensors()
+    launch = Launch(kernel, (3,), A=1, B=2)
+    for kernel.here.stream in (7, 7, 8):
+        launch((x, x), (48, 5))
+    assert [call[3][0] for call in kernel.calls[1:]] == [(0, 7), (0, 8)]
 
 
 def test_what_is_no_compiled_kernel_is_not_kept(kernel, monkeypatch):
