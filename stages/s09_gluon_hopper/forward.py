@@ -182,18 +182,28 @@ def first_columns(tile, n: gl.constexpr):
 
 
 @gluon.jit
-def start_scores(q_pipe, q_count, k_pipe, kv_count, S: gl.constexpr, problem):
+def unknown_zero(count):
+    """0, but ptxas can't know, and so keeps no addresses of whole tiles in registers of a loop."""
+    return count >> 30
+
+
+@gluon.jit
+def queries(q_pipe, slot, problem):
+    """Q, which was waited for: (64, BLOCK_D), and what the second part has, (64, SECOND_D)."""
+    q = (q_pipe.tile(slot),)
+    if problem.PARTS == 2:
+        q += (first_columns(q_pipe.tile(slot + 1), problem.SECOND_D),)
+    return q
+
+
+@gluon.jit
+def start_scores(q, k_pipe, kv_count, S: gl.constexpr):
     """Start S = Q K^T, (64, BLOCK_N), the sum over the parts of d; `finish_scores` waits for it."""
-    PARTS: gl.constexpr = problem.PARTS
     s = gl.full([64, k_pipe.tiles.shape[3]], 0.0, gl.float32, S)
-    # always 0, but ptxas can't know: else it keeps the addresses of all parts in registers
-    zero = kv_count >> 30 if PARTS > 1 else 0
-    for i in gl.static_range(PARTS):
-        q = q_pipe.tile((PARTS * q_count + i + zero) % q_pipe.tiles.shape[0])  # (64, BLOCK_D)
-        k = k_pipe.consumer_wait(PARTS * kv_count + i + zero)  # (BLOCK_N, BLOCK_D)
-        if i > 0:
-            q, k = first_columns(q, problem.SECOND_D), first_columns(k, problem.SECOND_D)
-        s = warpgroup_mma(q, k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
+    for i in gl.static_range(len(q)):
+        count = kv_count if len(q) == 1 else 2 * kv_count + i + unknown_zero(kv_count)
+        k = first_columns(k_pipe.consumer_wait(count), q[i].shape[1])
+        s = warpgroup_mma(q[i], k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
     return s
 
 
@@ -255,7 +265,7 @@ def skip_tiles(k_pipe, v_pipe, kv_count, number, PARTS: gl.constexpr):
 
 @gluon.jit
 def mainloop(
-    p, acc, m_i, l_i, q_pipe, q_count, k_pipe, v_pipe, kv_count, first, end, start_n, visible,
+    p, acc, m_i, l_i, q, q_pipe, k_pipe, v_pipe, kv_count, first, end, start_n, visible,
     qk_scale, problem, MASKED: gl.constexpr,
 ):  # fmt: skip
     """KV tiles `first` to `end`; p (64, BLOCK_N) is that of the tile before `first`.
@@ -270,10 +280,12 @@ def mainloop(
     SLACK: gl.constexpr = slack(PARTS * acc[0].shape[1])
     S: gl.constexpr = visible.type.layout.parent
     for j in range(first, end):
+        if PARTS > 1:
+            q = queries(q_pipe, unknown_zero(kv_count + j), problem)
         if not OVERLAP:
             acc = start_output(p, acc, v_pipe, kv_count + j - 1)
             acc = finish_output(acc, v_pipe, kv_count + j - 1)
-        s = start_scores(q_pipe, q_count, k_pipe, kv_count + j, S, problem)  # (64, BLOCK_N)
+        s = start_scores(q, k_pipe, kv_count + j, S)  # (64, BLOCK_N)
         if OVERLAP:
             acc = start_output(p, acc, v_pipe, kv_count + j - 1)
         s = finish_scores(s, m_i, k_pipe, kv_count + j, PARTS, PARTS if OVERLAP else 0)
@@ -284,7 +296,7 @@ def mainloop(
         if OVERLAP:
             acc = finish_output(acc, v_pipe, kv_count + j - 1)
         acc = [rescale_if_needed(x, alpha) if SLACK > 0 else rescale(x, alpha) for x in acc]
-        p = as_operand(p_next, acc[0], q_pipe.tiles.dtype)
+        p = as_operand(p_next, acc[0], q[0].dtype)
     return p, acc, m_i, l_i
 
 
@@ -345,8 +357,9 @@ def consumer(common, q_pipe, c: gl.constexpr):
         skip_tiles(k_pipe, v_pipe, kv_count, skipped, PARTS)
         for i in gl.static_range(PARTS):
             q_pipe.consumer_wait(PARTS * q_count + i)
+        q = queries(q_pipe, q_count % 2 if PARTS == 1 else unknown_zero(kv_count), problem)
         # runs whatever the sizes: ptxas 12.8 miscompiles an empty first loop (docs/hopper.md)
-        s = start_scores(q_pipe, q_count, k_pipe, kv_count + skipped, S, problem)
+        s = start_scores(q, k_pipe, kv_count + skipped, S)
         if PARTS == 1:
             # the last work tile's output has been copied out: release its slot, the other one
             store_wait(0)
@@ -367,12 +380,12 @@ def consumer(common, q_pipe, c: gl.constexpr):
         if MASKED_TILES == 2:
             second = gl.minimum(first + 1, n_tiles)
             p, acc, m_i, l_i = mainloop(
-                p, acc, m_i, l_i, q_pipe, q_count, k_pipe, v_pipe, kv_count, first, second,
+                p, acc, m_i, l_i, q, q_pipe, k_pipe, v_pipe, kv_count, first, second,
                 start_n, visible, qk_scale, problem, True,
             )  # fmt: skip
             first = second
         p, acc, m_i, l_i = mainloop(
-            p, acc, m_i, l_i, q_pipe, q_count, k_pipe, v_pipe, kv_count, first, n_tiles,
+            p, acc, m_i, l_i, q, q_pipe, k_pipe, v_pipe, kv_count, first, n_tiles,
             start_n, visible, qk_scale, problem, False,
         )  # fmt: skip
         acc = start_output(p, acc, v_pipe, kv_count + n_tiles - 1)

@@ -209,7 +209,7 @@ def forward_launch(
     grid = min(config.ctas * multiprocessors(device), tiles)
     options = {"num_warps": 4, "maxnreg": config.maxnreg}
     launch = Launch(attention_kernel, grid, (*sizes, *switches), **options)
-    return launch, BLOCK_N, 64 if d <= 64 * config.PARTS else 128
+    return launch, BLOCK_N, 64 if d <= 64 and config.PARTS == 1 else 128
 
 
 def forward(
