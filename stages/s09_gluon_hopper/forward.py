@@ -110,9 +110,9 @@ def nan_where_large(l_i, m_i):
 
 
 @gluon.constexpr_function
-def slack(BLOCK_D):
+def slack(d):
     """By how much m_i may stay below the running max, in base 2; no gain was seen at d = 128."""
-    return 8.0 if BLOCK_D != 128 else 0.0
+    return 0.0 if d == 128 else 8.0
 
 
 @gluon.jit
