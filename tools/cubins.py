@@ -185,18 +185,19 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
         descriptors = {x: ((1, 1, n, d), 128) for x, n in rows.items()}
         return module.attention_kernel, {"SLOTS": 2}, descriptors
     module = getattr(module, "launch", module)
+    blocks: dict[str, Any]
     if name != "BACKWARD":
         chosen = module.plan(d, False, 4096) if name == "plan" else getattr(module, name)
         config = chosen._asdict()
         config.pop("ctas")
         rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", config["BLOCK_N"])
-        columns = d // config.get("PARTS", 1)
-        return (
-            module.attention_kernel, config, {x: ((1, 1, n, columns), 128) for x, n in rows.items()}
-        )  # fmt: skip
+        # a checkout of before there were parts has none
+        BLOCK_D = 128 if config.get("PARTS") == 2 else d
+        blocks = {x: ((1, 1, n, BLOCK_D), 128) for x, n in rows.items()}
+        return module.attention_kernel, config, blocks
     config = dict(module.BACKWARD[d])
     rows = config.pop("BLOCK_M")
-    blocks: dict[str, Any] = dict.fromkeys(("q", "do"), ((1, 1, rows, d), 128))
+    blocks = dict.fromkeys(("q", "do"), ((1, 1, rows, d), 128))
     blocks |= dict.fromkeys("kv", ((1, 1, 128, d), 128))
     blocks |= {"rows": ((1, 1, 2, rows), 0), "sums": ((16, 256), 0)}
     return module.backward_kernel, config, blocks

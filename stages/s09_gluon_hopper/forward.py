@@ -110,9 +110,9 @@ def nan_where_large(l_i, m_i):
 
 
 @gluon.constexpr_function
-def slack(BLOCK_D):
+def slack(d):
     """By how much m_i may stay below the running max, in base 2; no gain was seen at d = 128."""
-    return 8.0 if BLOCK_D != 128 else 0.0
+    return 0.0 if d == 128 else 8.0
 
 
 @gluon.jit
@@ -175,6 +175,12 @@ def rescale_if_needed(acc, alpha):
     )
 
 
+@gluon.constexpr_function
+def matrix_layout(n):
+    """Where registers of a consumer hold a product of (64, n)."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, n, 16])
+
+
 @gluon.jit
 def first_columns(tile, n: gl.constexpr):
     """The first n columns of a tile in shared memory."""
@@ -182,51 +188,65 @@ def first_columns(tile, n: gl.constexpr):
 
 
 @gluon.jit
-def start_scores(q_pipe, q_count, k_pipe, kv_count, S: gl.constexpr, problem):
+def unknown_zero(count):
+    """0, but ptxas can't know, and so keeps no addresses of whole tiles in registers of a loop."""
+    return count >> 30
+
+
+@gluon.jit
+def queries(q_pipe, slot, problem):
+    """Q, which was waited for, from `slot` on: (64, BLOCK_D), and in a second part (64, SECOND_D)."""
+    BLOCK_D: gl.constexpr = q_pipe.tiles.shape[4]
+    return [
+        first_columns(q_pipe.tile(slot + i), problem.SECOND_D if i else BLOCK_D)
+        for i in (0, 1)[: problem.PARTS]
+    ]
+
+
+@gluon.jit
+def start_scores(q, k_pipe, kv_count, S: gl.constexpr):
     """Start S = Q K^T, (64, BLOCK_N), the sum over the parts of d; `finish_scores` waits for it."""
-    PARTS: gl.constexpr = problem.PARTS
     s = gl.full([64, k_pipe.tiles.shape[3]], 0.0, gl.float32, S)
-    # always 0, but ptxas can't know: else it keeps the addresses of all parts in registers
-    zero = kv_count >> 30 if PARTS > 1 else 0
-    for i in gl.static_range(PARTS):
-        q = q_pipe.tile((PARTS * q_count + i + zero) % q_pipe.tiles.shape[0])  # (64, BLOCK_D)
-        k = k_pipe.consumer_wait(PARTS * kv_count + i + zero)  # (BLOCK_N, BLOCK_D)
-        if i > 0:
-            q, k = first_columns(q, problem.SECOND_D), first_columns(k, problem.SECOND_D)
-        s = warpgroup_mma(q, k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
+    for i in gl.static_range(len(q)):
+        count = kv_count if len(q) == 1 else 2 * kv_count + i + unknown_zero(kv_count)
+        k = first_columns(k_pipe.consumer_wait(count), q[i].shape[1])
+        s = warpgroup_mma(q[i], k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
     return s
 
 
 @gluon.jit
-def finish_scores(s, m_i, k_pipe, kv_count, PARTS: gl.constexpr, AFTER: gl.constexpr):
-    """Wait for S and release K's parts, each when it is read; AFTER products began after S."""
-    for i in gl.static_range(PARTS - 1):
-        # S isn't done yet, but a wait has to name a tensor
-        m_i = warpgroup_mma_wait(PARTS - 1 - i + AFTER, deps=[m_i])
-        k_pipe.consumer_release(PARTS * kv_count + i)
-    s = warpgroup_mma_wait(AFTER, deps=[s])
-    k_pipe.consumer_release(PARTS * kv_count + PARTS - 1)
-    return s
+def start_part(p, v, acc):
+    return warpgroup_mma(p, first_columns(v, acc.shape[1]), acc, is_async=True)
 
 
 @gluon.jit
 def start_output(p, acc, v_pipe, kv_count):
     """Start acc += P V in each part of d; `finish_output` waits for it."""
-    started = ()
-    for i in gl.static_range(len(acc)):
-        v = first_columns(v_pipe.consumer_wait(len(acc) * kv_count + i), acc[i].shape[1])
-        started += (warpgroup_mma(p, v, acc[i], is_async=True),)
-    return started
+    n: gl.constexpr = len(acc)
+    return [start_part(p, v_pipe.consumer_wait(n * kv_count + i), acc[i]) for i in (0, 1)[:n]]
+
+
+@gluon.jit
+def finish_product(x, newer: gl.constexpr, pipe, count):
+    """Wait until only the `newer` products that were started last run; release what it read."""
+    x = warpgroup_mma_wait(newer, deps=[x])
+    pipe.consumer_release(count)
+    return x
+
+
+@gluon.jit
+def finish_scores(s, m_i, k_pipe, kv_count, PARTS: gl.constexpr, newer: gl.constexpr):
+    """Wait for S (64, BLOCK_N), after which `newer` products were started."""
+    if PARTS == 2:  # S isn't done, but a part of K is read; a wait has to name some tensor
+        finish_product(m_i, 1 + newer, k_pipe, 2 * kv_count)
+    return finish_product(s, newer, k_pipe, PARTS * kv_count + PARTS - 1)
 
 
 @gluon.jit
 def finish_output(acc, v_pipe, kv_count):
-    """Wait for the parts of acc, (64, BLOCK_D) each, and release each part of V when it is read."""
-    done = ()
-    for i in gl.static_range(len(acc)):
-        done += (warpgroup_mma_wait(len(acc) - 1 - i, deps=[acc[i]]),)
-        v_pipe.consumer_release(len(acc) * kv_count + i)
-    return done
+    """Wait for acc: (64, BLOCK_D), and in a second part (64, SECOND_D)."""
+    n: gl.constexpr = len(acc)
+    return [finish_product(acc[i], n - 1 - i, v_pipe, n * kv_count + i) for i in (0, 1)[:n]]
 
 
 @gluon.jit
@@ -255,7 +275,7 @@ def skip_tiles(k_pipe, v_pipe, kv_count, number, PARTS: gl.constexpr):
 
 @gluon.jit
 def mainloop(
-    p, acc, m_i, l_i, q_pipe, q_count, k_pipe, v_pipe, kv_count, first, end, start_n, visible,
+    p, acc, m_i, l_i, q, q_pipe, k_pipe, v_pipe, kv_count, first, end, start_n, visible,
     qk_scale, problem, MASKED: gl.constexpr,
 ):  # fmt: skip
     """KV tiles `first` to `end`; p (64, BLOCK_N) is that of the tile before `first`.
@@ -265,15 +285,17 @@ def mainloop(
     the softmax of S, as far as ptxas keeps that order (docs/log/hopper.md).
     """
     BLOCK_N: gl.constexpr = k_pipe.tiles.shape[3]
-    PARTS: gl.constexpr = problem.PARTS
+    PARTS: gl.constexpr = len(acc)
     OVERLAP: gl.constexpr = problem.OVERLAP
     SLACK: gl.constexpr = slack(PARTS * acc[0].shape[1])
     S: gl.constexpr = visible.type.layout.parent
     for j in range(first, end):
+        if PARTS > 1:
+            q = queries(q_pipe, unknown_zero(kv_count + j), problem)
         if not OVERLAP:
             acc = start_output(p, acc, v_pipe, kv_count + j - 1)
             acc = finish_output(acc, v_pipe, kv_count + j - 1)
-        s = start_scores(q_pipe, q_count, k_pipe, kv_count + j, S, problem)  # (64, BLOCK_N)
+        s = start_scores(q, k_pipe, kv_count + j, S)  # (64, BLOCK_N)
         if OVERLAP:
             acc = start_output(p, acc, v_pipe, kv_count + j - 1)
         s = finish_scores(s, m_i, k_pipe, kv_count + j, PARTS, PARTS if OVERLAP else 0)
@@ -284,7 +306,7 @@ def mainloop(
         if OVERLAP:
             acc = finish_output(acc, v_pipe, kv_count + j - 1)
         acc = [rescale_if_needed(x, alpha) if SLACK > 0 else rescale(x, alpha) for x in acc]
-        p = as_operand(p_next, acc[0], q_pipe.tiles.dtype)
+        p = as_operand(p_next, acc[0], q[0].dtype)
     return p, acc, m_i, l_i
 
 
@@ -324,9 +346,7 @@ def consumer(common, q_pipe, c: gl.constexpr):
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
     PARTS: gl.constexpr = problem.PARTS
     SLACK: gl.constexpr = slack(PARTS * BLOCK_D)
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    SECOND_ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.SECOND_D, 16])
+    S: gl.constexpr = matrix_layout(BLOCK_N)
     kv_count = 0  # KV tiles so far
     q_count = 0  # work tiles so far
     b, h, start_m, Nk_valid, n_tiles = scheduler.next_work_tile(0)
@@ -339,14 +359,13 @@ def consumer(common, q_pipe, c: gl.constexpr):
 
         m_i = gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, S))  # running max of s * qk_scale
         l_i = partial_row_sums(gl.zeros([64, BLOCK_N], gl.float32, S))  # (64, 8)
-        acc = (gl.zeros([64, BLOCK_D], gl.float32, ACC),)
-        if PARTS == 2:
-            acc += (gl.zeros([64, problem.SECOND_D], gl.float32, SECOND_ACC),)
+        acc = [gl.zeros([64, n], gl.float32, matrix_layout(n)) for n in (BLOCK_D, problem.SECOND_D)[:PARTS]]
         skip_tiles(k_pipe, v_pipe, kv_count, skipped, PARTS)
         for i in gl.static_range(PARTS):
             q_pipe.consumer_wait(PARTS * q_count + i)
+        q = queries(q_pipe, q_count % 2 if PARTS == 1 else unknown_zero(kv_count), problem)
         # runs whatever the sizes: ptxas 12.8 miscompiles an empty first loop (docs/hopper.md)
-        s = start_scores(q_pipe, q_count, k_pipe, kv_count + skipped, S, problem)
+        s = start_scores(q, k_pipe, kv_count + skipped, S)
         if PARTS == 1:
             # the last work tile's output has been copied out: release its slot, the other one
             store_wait(0)
@@ -367,12 +386,12 @@ def consumer(common, q_pipe, c: gl.constexpr):
         if MASKED_TILES == 2:
             second = gl.minimum(first + 1, n_tiles)
             p, acc, m_i, l_i = mainloop(
-                p, acc, m_i, l_i, q_pipe, q_count, k_pipe, v_pipe, kv_count, first, second,
+                p, acc, m_i, l_i, q, q_pipe, k_pipe, v_pipe, kv_count, first, second,
                 start_n, visible, qk_scale, problem, True,
             )  # fmt: skip
             first = second
         p, acc, m_i, l_i = mainloop(
-            p, acc, m_i, l_i, q_pipe, q_count, k_pipe, v_pipe, kv_count, first, n_tiles,
+            p, acc, m_i, l_i, q, q_pipe, k_pipe, v_pipe, kv_count, first, n_tiles,
             start_n, visible, qk_scale, problem, False,
         )  # fmt: skip
         acc = start_output(p, acc, v_pipe, kv_count + n_tiles - 1)

@@ -125,7 +125,7 @@ THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
 THREE_CTAS = Config(CONSUMERS=1, BLOCK_N=64, CONSUMER_REGS=136, ctas=3, maxnreg=80)
 # d in two parts, of 128 columns and of 64 or 128; for d = 256 two accumulators, S and P at the same
 # time would be 128 + 64 + 32 registers
-D_192 = Config(PARTS=2, SECOND_D=64)
+D_192 = Config(PARTS=2, SECOND_D=64, K_SLOTS=3, V_SLOTS=2)
 D_256 = Config(PARTS=2, OVERLAP=False)
 # of the backward pass, by BLOCK_D: BLOCK_M queries and BLOCK_N keys to a tile
 BACKWARD: dict[int, dict[str, int]] = {
@@ -179,7 +179,7 @@ def forward_launch(
         attention_kernel, (grid,), CAUSAL=causal, HAS_SEQLENS=has_seqlens, LSE=has_lse,
         MASKED_TILES=masked_tiles, num_warps=4, **constants,
     )  # fmt: skip
-    return launch, sizes, BLOCK_N, 64 if d <= 64 * config.PARTS else 128
+    return launch, sizes, BLOCK_N, 64 if d <= 64 and config.PARTS == 1 else 128
 
 
 def forward(
