@@ -7,6 +7,13 @@ mask, tiles behind the diagonal of the whole work tile are never loaded; those b
 own rows are loaded and waited for, not computed; all after the first two run without a mask. The
 output is written over its queries in shared memory and copied out from there (`epilogue`), so their
 slot is released one work tile later.
+
+Above 128, d goes in two parts: BLOCK_D = 128 columns, then up to SECOND_D. A part of a tile has a
+slot of its own: that of K is released while the next one is multiplied. S is the sum of both parts'
+products, and the output has an accumulator for each. In the registers of a consumer there is then
+room for S or P, not for both: P V of a tile comes before S of the next one (OVERLAP is False), and
+its softmax runs beside the products of the other consumer alone. Up to d = 192 there is for both.
+The parts of Q take its two slots, so the next queries are loaded when the output is copied out.
 """
 
 from stages.common.gluon import (
@@ -29,7 +36,7 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32; -inf - -inf would b
 
 @gluon.jit
 def load_parts(pipe, desc, b, h, row, count, PARTS: gl.constexpr):
-    """Load tile `count` of a pipeline, rows of a head from `row` on; each part of d has a slot."""
+    """Load tile `count` of a pipeline, a head's rows from `row` on; each part of d has a slot."""
     for i in gl.static_range(PARTS):
         pipe.producer_load(desc, [b, h, row, i * desc.block_shape[3]], PARTS * count + i)
 
@@ -177,8 +184,13 @@ def rescale_if_needed(acc, alpha):
 
 @gluon.constexpr_function
 def matrix_layout(n):
-    """Where registers of a consumer hold a product of (64, n)."""
+    """Where a consumer's registers hold a product (64, n)."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, n, 16])
+
+
+@gluon.jit
+def zeros(n: gl.constexpr):
+    return gl.zeros([64, n], gl.float32, matrix_layout(n))
 
 
 @gluon.jit
@@ -189,13 +201,13 @@ def first_columns(tile, n: gl.constexpr):
 
 @gluon.jit
 def unknown_zero(count):
-    """0, but ptxas can't know, and so keeps no addresses of whole tiles in registers of a loop."""
+    """0, but ptxas can't know: else it keeps the addresses of all operands in registers."""
     return count >> 30
 
 
 @gluon.jit
 def queries(q_pipe, slot, problem):
-    """Q, which was waited for, from `slot` on: (64, BLOCK_D), and in a second part (64, SECOND_D)."""
+    """The tiles of Q from `slot` on: (64, BLOCK_D), and in a second part (64, SECOND_D)."""
     BLOCK_D: gl.constexpr = q_pipe.tiles.shape[4]
     return [
         first_columns(q_pipe.tile(slot + i), problem.SECOND_D if i else BLOCK_D)
@@ -280,9 +292,9 @@ def mainloop(
 ):  # fmt: skip
     """KV tiles `first` to `end`; p (64, BLOCK_N) is that of the tile before `first`.
 
-    Products of a warpgroup end in the order in which they began. S of a tile is started before P V
-    of the tile before it, so that warpgroup_mma_wait(1) returns when S is done, and P V runs beside
-    the softmax of S, as far as ptxas keeps that order (docs/log/hopper.md).
+    Products of a warpgroup end in the order in which they began. With OVERLAP, S of a tile is
+    started before P V of the tile before it, so that a wait for all but P V returns when S is done,
+    and P V runs beside the softmax of S, as far as ptxas keeps that order (docs/log/hopper.md).
     """
     BLOCK_N: gl.constexpr = k_pipe.tiles.shape[3]
     PARTS: gl.constexpr = len(acc)
@@ -312,7 +324,7 @@ def mainloop(
 
 @gluon.jit
 def epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, common):
-    """Divide acc (64, BLOCK_D) by the row sums, and have it copied out; store lse (64,)."""
+    """Divide acc's parts by the row sums, and have them copied out; store lse (64,)."""
     o_desc, lse_ptr, _, _, scheduler, _ = common
     problem = scheduler.problem
     l_i = nan_where_large(whole_row_sums(l_i, visible), m_i)
@@ -358,8 +370,8 @@ def consumer(common, q_pipe, c: gl.constexpr):
         skipped = problem.skipped_tiles(first_row, Nk_valid, n_tiles)
 
         m_i = gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, S))  # running max of s * qk_scale
-        l_i = partial_row_sums(gl.zeros([64, BLOCK_N], gl.float32, S))  # (64, 8)
-        acc = [gl.zeros([64, n], gl.float32, matrix_layout(n)) for n in (BLOCK_D, problem.SECOND_D)[:PARTS]]
+        l_i = partial_row_sums(zeros(BLOCK_N))  # (64, 8)
+        acc = [zeros(n) for n in (BLOCK_D, problem.SECOND_D)[:PARTS]]  # (64, n)
         skip_tiles(k_pipe, v_pipe, kv_count, skipped, PARTS)
         for i in gl.static_range(PARTS):
             q_pipe.consumer_wait(PARTS * q_count + i)
@@ -397,7 +409,7 @@ def consumer(common, q_pipe, c: gl.constexpr):
         acc = start_output(p, acc, v_pipe, kv_count + n_tiles - 1)
         acc = finish_output(acc, v_pipe, kv_count + n_tiles - 1)
         epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, common)
-        if PARTS == 2:  # both slots are in use: the next queries come when the output is copied out
+        if PARTS == 2:  # the next queries need both slots
             store_wait(0)
             q_pipe.consumer_release(0)
             q_pipe.consumer_release(1)
