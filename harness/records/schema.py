@@ -276,6 +276,9 @@ TOOLS: dict[str, tuple[tuple[type, ...], dict[str, Any]]] = {
         "flops": int, "product": list[int], "time_ms": Time, "rounds_ms": list[Time],
         "product_ms": Time, "product_rounds_ms": list[Time],
     }),
+    "host": ((StageOnProblem,), {  # host_times.py
+        "call": str, "launch_ms": Time, "reference_ms": Time,
+    }),
     "loop": ((Named,), {  # read_loops.py
         "d": Size, "dtype": DType, "given": Size, "registers": Size, "instructions": Size,
         "exponentials": Size, "products": Size, "groups": Size, "spills": Count,
@@ -299,7 +302,7 @@ SCHEMAS: dict[str, type] = {
     },
 }
 # kinds whose tables take stages' titles from the env line
-OF_STAGES = ("cell", "model", "io", "train", "generate", "share", "loop", "timeline")
+OF_STAGES = ("cell", "model", "io", "train", "generate", "share", "host", "loop", "timeline")
 FOLLOW = ("tflops", "tokens_per_s", "speedup", "warmup", "repeat")  # in an older `bench` record
 LACKING = ("err_stage3_max", "err_stage3_rel", "hbm_bytes")  # there, the last in the oldest alone
 

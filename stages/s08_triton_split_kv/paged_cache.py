@@ -288,11 +288,10 @@ class PagedCache:
 
     def without_room(self, sequences: Sequence[Hashable]) -> list[int]:
         """Which of `sequences`, by index, have no place for a token in their pages."""
-        return [
-            i
-            for i, name in enumerate(sequences)
-            if self.length[name] == len(self.pages[name]) * self.page_size
-        ]
+        lengths = map(self.length.__getitem__, sequences)
+        ends = [i for i, n in enumerate(lengths) if n % self.page_size == 0]  # of pages
+        room = {i: len(self.pages[sequences[i]]) * self.page_size for i in ends}
+        return [i for i in ends if room[i] == self.length[sequences[i]]]
 
     def write_each(self, k: Tensor, v: Tensor, rows: Tensor, pages: Tensor | None) -> None:
         """Write one token of each sequence, k and v (B, Hk, 1, d), and its length, by one kernel.
