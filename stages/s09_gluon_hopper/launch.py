@@ -210,10 +210,14 @@ def forward(
     return o.contiguous()
 
 
+def contiguous_strides(shape: tuple[int, ...]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
 @functools.lru_cache(maxsize=MOST_KEPT)
 def float32_descriptor(pointer: int, shape: tuple[int, ...], block: tuple[int, ...]) -> Any:
     """Return the copy engine's descriptor of a contiguous float32 tensor, in blocks of `block`."""
-    steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    steps = contiguous_strides(shape)
     layout = gl.NVMMASharedLayout(0, 32, rank=len(shape))
     address = SimpleNamespace(data_ptr=lambda: pointer, dtype=torch.float32)
     made = TensorDescriptor(address, list(shape), steps, list(block), layout)
@@ -257,7 +261,7 @@ def backward_launches(
     sizes = (H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale)
     before = Launch(preprocess_kernel, (blocks, H, B), ZERO=DQ, **tile)
     after = Launch(postprocess_kernel, (blocks, H, B), **tile)
-    of_dq = (*torch.empty(q_shape, device="meta").stride(), Nq, padded_rows, d, scale)
+    of_dq = (*contiguous_strides(q_shape), Nq, padded_rows, d, scale)
     return BackwardLaunches(
         rows=(B, H, 2, padded_rows), sums=(B, H, padded_rows, BLOCK_D) if DQ else (1, 1, 64, 64),
         preprocess=functools.partial(before, numbers=of_rows),
