@@ -110,17 +110,20 @@ class Launches:
         params = kernel.params[tensors : tensors + numbers]
         self.free = [param.do_not_specialize for param in params]
         self.specialized = [not free for free in self.free]
+        self.has_free = any(self.free)
         self.found: dict[Hashable, Launch] = {}
 
     def kind(self, grid: Grid, numbers: Sequence[Any], options: dict[str, Any]) -> Hashable:
         """Return what a launch has in common with those that a `Launch` may stand for."""
         kind = [*grid, *map(type, numbers), *options, *map(type, options.values())]
         kind += options.values()
-        if any(self.free):
-            kind += (-(1 << 31) <= x < 1 << 31 or x for x in compress(numbers, self.free))
-            kind += compress(numbers, self.specialized)
-        else:
+        if not self.has_free:
             kind += numbers
+            return tuple(kind)
+        kind += compress(numbers, self.specialized)
+        free = [*compress(numbers, self.free)]
+        if min(free) < -(1 << 31) or max(free) >= 1 << 31:
+            kind += free
         return tuple(kind)
 
 

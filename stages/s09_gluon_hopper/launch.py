@@ -1,11 +1,13 @@
 """The host side of stage 9: what its kernels are launched with, in both passes.
 
-What depends only on the kind of problem, not on its numbers, is computed once and kept: the forward
-pass's launch (stages/common/launch.py), the copy engine's descriptors.
+What depends only on the kind of problem, not on its numbers, is computed once and kept: the
+launches (stages/common/launch.py), the copy engine's descriptors.
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from stages import s07_triton_training as s07
 from stages import s08_triton_split_kv as s08
 from stages.common.gluon import TensorDescriptor, driver, gl
 from stages.common.kernels import LOG2_E
-from stages.common.launch import MOST_KEPT, Launch, fast_launch
+from stages.common.launch import MOST_KEPT, Launch
 from stages.s06_triton_flash2 import forward as flash2_forward
 
 from .backward import backward_kernel, postprocess_kernel, preprocess_kernel
@@ -219,14 +221,64 @@ def forward(
     return o.contiguous()
 
 
+def contiguous_strides(shape: tuple[int, ...]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
 @functools.lru_cache(maxsize=MOST_KEPT)
 def float32_descriptor(pointer: int, shape: tuple[int, ...], block: tuple[int, ...]) -> Any:
     """Return the copy engine's descriptor of a contiguous float32 tensor, in blocks of `block`."""
-    steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    steps = contiguous_strides(shape)
     layout = gl.NVMMASharedLayout(0, 32, rank=len(shape))
     address = SimpleNamespace(data_ptr=lambda: pointer, dtype=torch.float32)
     made = TensorDescriptor(address, list(shape), steps, list(block), layout)
     return described_as(made, torch.float32)
+
+
+class BackwardLaunches(NamedTuple):
+    """The three launches of a kind of problem, to be called with the tensors."""
+
+    rows: tuple[int, ...]  # the shape of lse and -delta, float32
+    sums: tuple[int, ...]  # of dQ's sums, float32
+    preprocess: Callable[..., None]
+    main: Callable[..., None]
+    postprocess: Callable[..., None]
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def backward_launches(
+    q_shape: tuple[int, ...], k_shape: tuple[int, ...], device: torch.device, causal: bool,
+    has_seqlens: bool, DQ: bool, *strides: tuple[int, ...],
+) -> BackwardLaunches:  # fmt: skip
+    """Return a kind of problem's launches; `strides` are those of o, do and lse."""
+    B, H, Nq, d = q_shape
+    _, Hk, Nk, _ = k_shape
+    BLOCK_D = 64 if d <= 64 else 128
+    config = dict(BACKWARD[BLOCK_D])
+    BLOCK_M = config.pop("BLOCK_M")
+    scale = d**-0.5
+    blocks = -(-Nq // BLOCK_M)
+    padded_rows = blocks * BLOCK_M
+    tile = {"BLOCK_M": BLOCK_M, "BLOCK_D": BLOCK_D}  # of the two small kernels
+    of_rows = (*itertools.chain(*strides), Nq, padded_rows, d)
+    # key heads whose queries, dO and sums of dQ fit the L2 cache together
+    section = min(max(1, L2_BYTES // (8 * H // Hk * Nq * d)), B * Hk)
+    tiles = B * Hk * -(-Nk // BACKWARD_BLOCK_N)
+    main = Launch(
+        backward_kernel, (min(multiprocessors(device), tiles),),
+        CAUSAL=causal, HAS_SEQLENS=has_seqlens,
+        EDGE=has_seqlens or Nk % BACKWARD_BLOCK_N != 0, DQ=DQ, num_warps=4, **config,
+    )  # fmt: skip
+    sizes = (H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale)
+    before = Launch(preprocess_kernel, (blocks, H, B), ZERO=DQ, **tile)
+    after = Launch(postprocess_kernel, (blocks, H, B), **tile)
+    of_dq = (*contiguous_strides(q_shape), Nq, padded_rows, d, scale)
+    return BackwardLaunches(
+        rows=(B, H, 2, padded_rows), sums=(B, H, padded_rows, BLOCK_D) if DQ else (1, 1, 64, 64),
+        preprocess=functools.partial(before, numbers=of_rows),
+        main=functools.partial(main, numbers=sizes),
+        postprocess=functools.partial(after, numbers=of_dq),
+    )  # fmt: skip
 
 
 def launch_backward(
@@ -238,49 +290,31 @@ def launch_backward(
     In float32 if `wide`, else in q's dtype.
     """
     q, k, v, o, lse, do = tensors
-    dtype = torch.float32 if wide else q.dtype
-    B, H, Nq, d = q.shape
-    Hk, Nk = k.shape[1:3]
-    BLOCK_D = 64 if d <= 64 else 128
-    config = dict(BACKWARD[BLOCK_D])
-    BLOCK_M = config.pop("BLOCK_M")
-    scale = d**-0.5
-    blocks = -(-Nq // BLOCK_M)
-    padded_rows = blocks * BLOCK_M
-    rows = torch.empty((B, H, 2, padded_rows), dtype=torch.float32, device=q.device)
-    summed = (B, H, padded_rows, BLOCK_D) if DQ else (1, 1, 64, 64)
-    sums = torch.empty(summed, dtype=torch.float32, device=q.device)
-    dk, dv = (torch.empty(x.shape, dtype=dtype, device=x.device) for x in (k, v))
+    dtype, device = torch.float32 if wide else q.dtype, q.device
+    BLOCK_D = 64 if q.shape[3] <= 64 else 128
+    BLOCK_M = BACKWARD[BLOCK_D]["BLOCK_M"]
     # copies where need be; the names keep them until all is launched, as descriptors don't
     q, q_desc = described(q, BLOCK_M, BLOCK_D)
     do, do_desc = described(do, BLOCK_M, BLOCK_D)
     k, k_desc = described(k, BACKWARD_BLOCK_N, BLOCK_D)
     v, v_desc = described(v, BACKWARD_BLOCK_N, BLOCK_D)
-    rows_desc = float32_descriptor(rows.data_ptr(), rows.shape, (1, 1, 2, BLOCK_M))
+    kind = q.shape, k.shape, device, causal, seqlens_k is not None, DQ
+    strides = o.stride(), do.stride(), lse.stride()
+    launches = backward_launches(*kind, *strides)
+    rows = torch.empty(launches.rows, dtype=torch.float32, device=device)
+    sums = torch.empty(launches.sums, dtype=torch.float32, device=device)
+    dk, dv = (torch.empty(k.shape, dtype=dtype, device=device) for _ in range(2))
+    rows_desc = float32_descriptor(rows.data_ptr(), launches.rows, (1, 1, 2, BLOCK_M))
     sums_desc = float32_descriptor(sums.data_ptr(), (sums.numel() // 256, 256), (16, 256))
-    fast_launch(
-        preprocess_kernel, (blocks, H, B), (o, do, lse, rows, sums),
-        (*o.stride(), *do.stride(), *lse.stride(), Nq, padded_rows, d),
-        ZERO=DQ, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
-    )  # fmt: skip
-    # key heads whose queries, dO and sums of dQ fit the L2 cache together
-    section = min(max(1, L2_BYTES // (8 * H // Hk * Nq * d)), B * Hk)
-    tiles = B * Hk * -(-Nk // BACKWARD_BLOCK_N)
-    counter = counter_of(q.device)
-    fast_launch(
-        backward_kernel, (min(multiprocessors(q.device), tiles),),
-        (q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk, dv, seqlens_k, counter),
-        (H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale),
-        CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
-        EDGE=seqlens_k is not None or Nk % BACKWARD_BLOCK_N != 0, DQ=DQ, num_warps=4, **config,
-    )  # fmt: skip
+    launches.preprocess((o, do, lse, rows, sums))
+    counter = counter_of(device)
+    launches.main(
+        (q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk, dv, seqlens_k, counter)
+    )
     if not DQ:
         return None, dk, dv
-    dq = torch.empty(q.shape, dtype=dtype, device=q.device)
-    fast_launch(
-        postprocess_kernel, (blocks, H, B), (sums, rows, dq),
-        (*dq.stride(), Nq, padded_rows, d, scale), BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
-    )  # fmt: skip
+    dq = torch.empty(q.shape, dtype=dtype, device=device)
+    launches.postprocess((sums, rows, dq))
     return dq, dk, dv
 
 

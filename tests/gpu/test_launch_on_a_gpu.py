@@ -57,9 +57,12 @@ def as_triton_does(call, monkeypatch):
     """What a call gives when no launch is known before."""
     with monkeypatch.context() as patch:
         patch.setattr(path, "launches", {})
-        hopper.forward_launch.cache_clear()
+        caches = hopper.forward_launch, hopper.backward_launches
+        for cache in caches:
+            cache.cache_clear()
         found = call()
-        hopper.forward_launch.cache_clear()
+        for cache in caches:
+            cache.cache_clear()
     return found
 
 
