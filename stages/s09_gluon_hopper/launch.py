@@ -223,8 +223,8 @@ def forward(
 ) -> Tensor:
     """Compute the output for checked arguments; `lse` is filled if given.
 
-    lse (B, H, Nq) float32 is in base 2, as stage 6's. float32 and d > 128 go to stage 6's kernel,
-    float32 to stage 8's where that splits the keys.
+    lse (B, H, Nq) float32 is in base 2, as stage 6's. float32 goes to stage 6's kernel, or to stage
+    8's where that splits the keys.
     """
     has_seqlens, has_lse = seqlens_k is not None, lse is not None
     config = config or plan(q.shape[3], causal, k.shape[2])
