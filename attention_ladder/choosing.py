@@ -99,7 +99,6 @@ class Call(NamedTuple):
     gradients: bool = False
     few: bool = False
     idle: bool = False
-    d: int = 64
     many: bool = False
     transformed: bool = False
 
@@ -136,8 +135,8 @@ def why_passed_over(number: int, call: Call) -> str | None:
         return f"made for few query rows: at most {FEW}, or float32 that leaves the GPU idle"
     if call.many and most_on_an_axis(declared):
         return f"takes at most {MAX_GRID} batch entries, and as many heads"
-    if number == 9 and (call.dtype == "float32" or call.d > 128):
-        return "hands float32 and d > 128 on to the kernels of stages 6 to 8"
+    if number == 9 and call.dtype == "float32":
+        return "hands float32 on to the kernels of stages 6 to 8"
     if call.transformed and "triton" in declared.needs:
         return "torch.func and forward_ad transform torch's own operations only"
     return None
@@ -188,7 +187,6 @@ def call_of(q: Any, k: Any, v: Any, causal: bool, seqlens_k: Tensor | None) -> C
         gradients=torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
         few=q.shape[2] <= FEW and q.shape[2] < k.shape[2],
         idle=leaves_idle(q, k),
-        d=q.shape[3],
         many=max(q.shape[0], q.shape[1]) > MAX_GRID,
         transformed=not torch.compiler.is_compiling() and any(map(transformed, tensors)),
     )

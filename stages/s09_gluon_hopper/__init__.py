@@ -25,10 +25,10 @@ does the number of the next work tile. The rest of the stage, in this order:
                    seven in two; the small kernels before and after it
     launch.py      the host side of both: descriptors, configurations, launches
 
-Cost: stage 6's FLOPs and bytes, d padded to 64 or 128 on the chip; in the backward pass 10 d FLOPs
-per visible pair and head, and dQ's sums in float32. Copied once per call: tensors that the copy
-engine can't describe (launch.py), and the output where d is no multiple of 8. float32 and d > 128
-go to the kernels of stages 6 to 8.
+Cost: stage 6's FLOPs and bytes, d padded to 64, 128, 192 or 256 on the chip; in the backward pass
+10 d FLOPs per visible pair and head, and dQ's sums in float32. Copied once per call: tensors that
+the copy engine can't describe (launch.py), and the output where d is no multiple of 8. float32 and
+gradients for d > 128 go to the kernels of stages 6 to 8.
 What it bought: loads and softmax run during the products (docs/hopper.md). After FlashAttention-3,
 Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
 Still hurts: one GPU is all it uses.

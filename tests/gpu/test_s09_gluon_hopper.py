@@ -26,6 +26,8 @@ CONFIGS = [
     (128, "TWO_CONSUMERS"),
     (64, "THREE_CTAS"),
     (64, "THREE_CONSUMERS"),
+    (192, "D_192"),
+    (256, "D_256"),
 ]
 
 
@@ -54,7 +56,7 @@ def test_what_is_past_a_length_changes_no_output(d, name, monkeypatch):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 def test_what_is_past_a_length_changes_no_output_of_many_tiles(d, causal):
     """Each CTA has several blocks; key heads are shared, lengths end within tiles."""
     q = torch.randn(8, 32, 1024, d, device="cuda").half()
@@ -106,7 +108,7 @@ def views(x):
     yield every_other[..., ::2].copy_(x)
 
 
-@pytest.mark.parametrize("d", [40, 64, 128])
+@pytest.mark.parametrize("d", [40, 64, 128, 200])
 def test_strides_do_not_matter(d):
     tensors = [torch.randn(2, 4, n, d, device="cuda").half() for n in (150, 210, 210, 150)]
     want = everything(STAGE, *tensors)
@@ -118,9 +120,9 @@ def test_strides_do_not_matter(d):
     assert torch.equal(STAGE.attend(*alike), STAGE.attend(*(x.contiguous() for x in alike)))
 
 
-@pytest.mark.parametrize(("dtype", "d"), [(torch.float32, 64), (torch.float16, 256)])
-def test_problems_without_a_kernel_of_stage_9_go_to_stage_6(dtype, d):
-    q, k, v = (torch.randn(1, 2, 100, d, device="cuda").to(dtype) for _ in range(3))
+@pytest.mark.parametrize("d", [64, 256])
+def test_float32_goes_to_stage_6(d):
+    q, k, v = (torch.randn(1, 2, 100, d, device="cuda") for _ in range(3))
     assert torch.equal(STAGE.attend(q, k, v, causal=True), FLASH2.attend(q, k, v, causal=True))
 
 

@@ -42,8 +42,6 @@ def card(major):
         (9, HALF._replace(few=True), 8),
         (9, HALF._replace(few=True, gradients=True), 9),
         (9, HALF._replace(dtype="float64"), 3),
-        (9, HALF._replace(d=128), 9),
-        (9, HALF._replace(d=129), 6),
         (9, HALF._replace(dtype="float32"), 6),
         (9, HALF._replace(dtype="float32", idle=True), 8),
         (8, HALF._replace(dtype="float32", idle=True), 8),
@@ -86,13 +84,13 @@ def test_what_the_rule_looks_at(monkeypatch):
     def seen(tensors, causal=False, seqlens_k=None):
         return choosing.call_of(*tensors, causal, seqlens_k)
 
-    plain = Call("cpu", "float32", d=8)
+    plain = Call("cpu", "float32")
     assert seen(tensors()) == plain._replace(few=True)
     assert seen(tensors(keys=7)) == plain
     lengths = torch.tensor([7, 5], dtype=torch.int32)
     assert seen(tensors(2, 7), True, lengths).options == ("causal", "seqlens_k", "gqa")
     wanted = tensors(keys=7, requires_grad=True, dtype=torch.float64)
-    assert seen(wanted) == Call("cpu", "float64", gradients=True, d=8)
+    assert seen(wanted) == Call("cpu", "float64", gradients=True)
     with torch.no_grad():
         assert not seen(wanted).gradients
     assert seen([x.expand(choosing.MAX_GRID + 1, -1, -1, -1) for x in (wanted[0][:1],) * 3]).many
