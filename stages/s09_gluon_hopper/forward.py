@@ -44,7 +44,7 @@ def load_parts(pipe, desc, b, h, row, count, PARTS: gl.constexpr):
 @gluon.jit
 def load_queries(pipe, desc, b, h, row, count, PARTS: gl.constexpr):
     """As `load_parts`, but the parts of Q are acquired, and released, all at once."""
-    pipe.producer_acquire(PARTS * count)
+    pipe.producer_acquire(count if PARTS == 1 else PARTS * count)
     for i in gl.static_range(PARTS):
         pipe.load(desc, [b, h, row, i * desc.block_shape[3]], PARTS * count + i)
 

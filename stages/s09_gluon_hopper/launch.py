@@ -124,8 +124,8 @@ THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
 # three CTAs to a multiprocessor: one begins or ends a work tile while the others are amid theirs.
 # maxnreg: 80 x 8 warps; the consumer gets what the producer leaves, (8 * 80 - 4 * 24) / 4 = 136
 THREE_CTAS = Config(CONSUMERS=1, BLOCK_N=64, CONSUMER_REGS=136, ctas=3, maxnreg=80)
-# d in 3 x 64 columns, or 2 x 128. At 192 named barriers allow for 9 slots, at 256 shared memory for
-# 5, and registers for no overlap: S, P and the accumulators would take 64 + 32 + 128 of 240
+# d in 3 x 64 columns, or 2 x 128; named barriers allow for 9 slots, shared memory for 5 larger ones.
+# At 256 S and P beside two accumulators would take 64 + 32 + 128 registers of 240
 D_192 = Config(PARTS=3, K_SLOTS=5, V_SLOTS=4)
 D_256 = Config(PARTS=2, OVERLAP=False)
 # of the backward pass, by BLOCK_D: BLOCK_M queries and BLOCK_N keys to a tile
