@@ -191,8 +191,9 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
         config = chosen._asdict()
         config.pop("ctas")
         rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", config["BLOCK_N"])
-        parts = config.get("PARTS", 1)  # a checkout of before there were any has none
-        blocks = {x: ((1, 1, n, d // parts), 128) for x, n in rows.items()}
+        # a checkout of before there were parts has none
+        BLOCK_D = 128 if config.get("PARTS") == 2 else d
+        blocks = {x: ((1, 1, n, BLOCK_D), 128) for x, n in rows.items()}
         return module.attention_kernel, config, blocks
     config = dict(module.BACKWARD[d])
     rows = config.pop("BLOCK_M")

@@ -8,12 +8,12 @@ own rows are loaded and waited for, not computed; all after the first two run wi
 output is written over its queries in shared memory and copied out from there (`epilogue`), so their
 slot is released one work tile later.
 
-Above 128, d goes in parts of BLOCK_D columns: 192 is 3 x 64, 256 is 2 x 128. A part of a tile of K
-or V has a slot of its own, released while the next part is multiplied. S is the sum of the parts'
-products, and the output has an accumulator for each. At 256 a consumer's registers hold S or P
-beside those, not both: P V of a tile comes before S of the next one (OVERLAP is False), and its
-softmax runs beside the products of the other consumer alone. Q has no second place in shared
-memory: the next queries are loaded when the output is copied out.
+Above 128, d goes in two parts: BLOCK_D = 128 columns, then up to SECOND_D. A part of a tile has a
+slot of its own: that of K is released while the next one is multiplied. S is the sum of both parts'
+products, and the output has an accumulator for each. In the registers of a consumer there is then
+room for S or P, not for both: P V of a tile comes before S of the next one (OVERLAP is False), and
+its softmax runs beside the products of the other consumer alone. Up to d = 192 there is for both.
+The parts of Q take its two slots, so the next queries are loaded when the output is copied out.
 """
 
 from stages.common.gluon import (
@@ -42,14 +42,6 @@ def load_parts(pipe, desc, b, h, row, count, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def load_queries(pipe, desc, b, h, row, count, PARTS: gl.constexpr):
-    """As `load_parts`, but the parts of Q are acquired, and released, all at once."""
-    pipe.producer_acquire(count if PARTS == 1 else PARTS * count)
-    for i in gl.static_range(PARTS):
-        pipe.load(desc, [b, h, row, i * desc.block_shape[3]], PARTS * count + i)
-
-
-@gluon.jit
 def producer(q_desc, k_desc, v_desc, counter_ptr, q_pipes, k_pipe, v_pipe, scheduler):
     """The one warp that loads, in the order of the products: K is a tile ahead of V."""
     problem = scheduler.problem
@@ -68,7 +60,7 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, q_pipes, k_pipe, v_pipe, sched
         start_n = problem.first_key(0, n_tiles, Nk_valid)
         load_parts(k_pipe, k_desc, b, h_k, start_n, kv_count, PARTS)
         for c in gl.static_range(problem.BLOCK_M // 64):
-            load_queries(q_pipes[c], q_desc, b, h, start_m + 64 * c, q_count, PARTS)
+            load_parts(q_pipes[c], q_desc, b, h, start_m + 64 * c, q_count, PARTS)
         for j in range(1, n_tiles):
             before, start_n = start_n, problem.first_key(j, n_tiles, Nk_valid)
             if problem.OVERLAP:
@@ -202,15 +194,25 @@ def zeros(n: gl.constexpr):
 
 
 @gluon.jit
+def first_columns(tile, n: gl.constexpr):
+    """The first n columns of a tile in shared memory."""
+    return tile if n == tile.shape[1] else tile.slice(0, n, 1)
+
+
+@gluon.jit
 def unknown_zero(count):
     """0, but ptxas can't know: else it keeps the addresses of all operands in registers."""
     return count >> 30
 
 
 @gluon.jit
-def queries(q_pipe, slot, PARTS: gl.constexpr):
-    """The parts of Q, (64, BLOCK_D) each, from `slot` on."""
-    return [q_pipe.tile(slot + i) for i in (0, 1, 2)[:PARTS]]
+def queries(q_pipe, slot, problem):
+    """The tiles of Q from `slot` on: (64, BLOCK_D), and in a second part (64, SECOND_D)."""
+    BLOCK_D: gl.constexpr = q_pipe.tiles.shape[4]
+    return [
+        first_columns(q_pipe.tile(slot + i), problem.SECOND_D if i else BLOCK_D)
+        for i in (0, 1)[: problem.PARTS]
+    ]
 
 
 @gluon.jit
@@ -218,20 +220,22 @@ def start_scores(q, k_pipe, kv_count, S: gl.constexpr):
     """Start S = Q K^T, (64, BLOCK_N), the sum over the parts of d; `finish_scores` waits for it."""
     s = gl.full([64, k_pipe.tiles.shape[3]], 0.0, gl.float32, S)
     for i in gl.static_range(len(q)):
-        zero = 0 if len(q) == 1 else unknown_zero(kv_count)
-        k = k_pipe.consumer_wait(len(q) * kv_count + i + zero)  # (BLOCK_N, BLOCK_D)
+        count = kv_count if len(q) == 1 else 2 * kv_count + i + unknown_zero(kv_count)
+        k = first_columns(k_pipe.consumer_wait(count), q[i].shape[1])
         s = warpgroup_mma(q[i], k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
     return s
+
+
+@gluon.jit
+def start_part(p, v, acc):
+    return warpgroup_mma(p, first_columns(v, acc.shape[1]), acc, is_async=True)
 
 
 @gluon.jit
 def start_output(p, acc, v_pipe, kv_count):
     """Start acc += P V in each part of d; `finish_output` waits for it."""
     n: gl.constexpr = len(acc)
-    return [
-        warpgroup_mma(p, v_pipe.consumer_wait(n * kv_count + i), acc[i], is_async=True)
-        for i in (0, 1, 2)[:n]
-    ]
+    return [start_part(p, v_pipe.consumer_wait(n * kv_count + i), acc[i]) for i in (0, 1)[:n]]
 
 
 @gluon.jit
@@ -245,17 +249,16 @@ def finish_product(x, newer: gl.constexpr, pipe, count):
 @gluon.jit
 def finish_scores(s, m_i, k_pipe, kv_count, PARTS: gl.constexpr, newer: gl.constexpr):
     """Wait for S (64, BLOCK_N), after which `newer` products were started."""
-    for i in gl.static_range(PARTS - 1):
-        # a part of K is read; S isn't done, but a wait has to name some tensor
-        m_i = finish_product(m_i, PARTS - 1 - i + newer, k_pipe, PARTS * kv_count + i)
+    if PARTS == 2:  # S isn't done, but a part of K is read; a wait has to name some tensor
+        finish_product(m_i, 1 + newer, k_pipe, 2 * kv_count)
     return finish_product(s, newer, k_pipe, PARTS * kv_count + PARTS - 1)
 
 
 @gluon.jit
 def finish_output(acc, v_pipe, kv_count):
-    """Wait for the parts of acc, (64, BLOCK_D) each."""
+    """Wait for acc: (64, BLOCK_D), and in a second part (64, SECOND_D)."""
     n: gl.constexpr = len(acc)
-    return [finish_product(acc[i], n - 1 - i, v_pipe, n * kv_count + i) for i in (0, 1, 2)[:n]]
+    return [finish_product(acc[i], n - 1 - i, v_pipe, n * kv_count + i) for i in (0, 1)[:n]]
 
 
 @gluon.jit
@@ -300,7 +303,7 @@ def mainloop(
     S: gl.constexpr = visible.type.layout.parent
     for j in range(first, end):
         if PARTS > 1:
-            q = queries(q_pipe, unknown_zero(kv_count + j), PARTS)
+            q = queries(q_pipe, unknown_zero(kv_count + j), problem)
         if not OVERLAP:
             acc = start_output(p, acc, v_pipe, kv_count + j - 1)
             acc = finish_output(acc, v_pipe, kv_count + j - 1)
@@ -330,14 +333,14 @@ def epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, com
     PARTS: gl.constexpr = len(acc)
     # the output takes the place of q, which is used up; the wait only names it, and returns at once
     for i in gl.static_range(PARTS):
-        tile = q_pipe.consumer_wait(PARTS * q_count + i)
+        tile = first_columns(q_pipe.consumer_wait(PARTS * q_count + i), acc[i].shape[1])
         tile.store(rescale(acc[i], 1.0 / l_i).to(o_desc.dtype))
     fence_async_shared()
     barrier()  # among this consumer's four warps
     # the copy engine drops rows past Nq
     for i in gl.static_range(PARTS):
         column = i * o_desc.block_shape[3]
-        tile = q_pipe.tiles.index((PARTS * q_count + i) % q_pipe.tiles.shape[0])
+        tile = q_pipe.tiles.index((PARTS * q_count + i) % 2)
         async_store(o_desc, [b, h, first_row, column], tile)
     if problem.LSE:
         lse = gl.where(visible > 0, m_i + gl.log2(l_i), float("-inf"))  # in base 2, as m_i is
@@ -368,11 +371,11 @@ def consumer(common, q_pipe, c: gl.constexpr):
 
         m_i = gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, S))  # running max of s * qk_scale
         l_i = partial_row_sums(zeros(BLOCK_N))  # (64, 8)
-        acc = [zeros(n) for n in (BLOCK_D, BLOCK_D, BLOCK_D)[:PARTS]]  # (64, BLOCK_D) each
+        acc = [zeros(n) for n in (BLOCK_D, problem.SECOND_D)[:PARTS]]  # (64, n)
         skip_tiles(k_pipe, v_pipe, kv_count, skipped, PARTS)
         for i in gl.static_range(PARTS):
             q_pipe.consumer_wait(PARTS * q_count + i)
-        q = queries(q_pipe, q_count % 2 if PARTS == 1 else unknown_zero(kv_count), PARTS)
+        q = queries(q_pipe, q_count % 2 if PARTS == 1 else unknown_zero(kv_count), problem)
         # runs whatever the sizes: ptxas 12.8 miscompiles an empty first loop (docs/hopper.md)
         s = start_scores(q, k_pipe, kv_count + skipped, S)
         if PARTS == 1:
@@ -406,9 +409,10 @@ def consumer(common, q_pipe, c: gl.constexpr):
         acc = start_output(p, acc, v_pipe, kv_count + n_tiles - 1)
         acc = finish_output(acc, v_pipe, kv_count + n_tiles - 1)
         epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, common)
-        if PARTS > 1:  # the next queries need all slots
+        if PARTS == 2:  # the next queries need both slots
             store_wait(0)
             q_pipe.consumer_release(0)
+            q_pipe.consumer_release(1)
         kv_count += n_tiles
         q_count += 1
         b, h, start_m, Nk_valid, n_tiles = scheduler.next_work_tile(q_count)
@@ -424,7 +428,7 @@ def attention_kernel(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, seqlens_ptr, counter_ptr,
     H, group, Nq, Nk, blocks, heads, section, tiles, qk_scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, MASKED_TILES: gl.constexpr, LSE: gl.constexpr,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, PARTS: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, PARTS: gl.constexpr, SECOND_D: gl.constexpr,
     OVERLAP: gl.constexpr, K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
@@ -437,18 +441,15 @@ def attention_kernel(
         H, group, Nq, Nk, CAUSAL, HAS_SEQLENS,
         # under a causal mask alone, the copy engine loads what is beyond the last key as zeros
         MASKED_TILES > 0 and (HAS_SEQLENS or not CAUSAL),
-        MASKED_TILES, LSE, False, 64 * CONSUMERS, BLOCK_N, PARTS, OVERLAP,
+        MASKED_TILES, LSE, False, 64 * CONSUMERS, BLOCK_N, PARTS, SECOND_D, OVERLAP,
     )  # fmt: skip
     k_pipe = make_pipeline(k_desc, K_SLOTS, CONSUMERS, K_EMPTY)
     v_pipe = make_pipeline(v_desc, V_SLOTS, CONSUMERS, K_EMPTY + K_SLOTS)
     Q_EMPTY: gl.constexpr = K_EMPTY + K_SLOTS + V_SLOTS
-    # one part of two work tiles, or all parts of one, which are released together
-    Q_SLOTS: gl.constexpr = 2 if PARTS == 1 else PARTS
-    NEXT: gl.constexpr = 2 if PARTS == 1 else 1
     scheduler = make_scheduler(problem, blocks, heads, section, tiles, CONSUMERS)
-    q0 = make_pipeline(q_desc, Q_SLOTS, 1, Q_EMPTY)
-    q1 = make_pipeline(q_desc, Q_SLOTS, 1, Q_EMPTY + NEXT) if CONSUMERS > 1 else q0
-    q2 = make_pipeline(q_desc, Q_SLOTS, 1, Q_EMPTY + 2 * NEXT) if CONSUMERS > 2 else q1
+    q0 = make_pipeline(q_desc, 2, 1, Q_EMPTY)
+    q1 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 2) if CONSUMERS > 1 else q0
+    q2 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 4) if CONSUMERS > 2 else q1
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()  # among the kernel's own four warps, before any role begins
     common = (o_desc, lse_ptr, k_pipe, v_pipe, scheduler, qk_scale)

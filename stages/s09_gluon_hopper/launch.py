@@ -110,6 +110,7 @@ class Config(NamedTuple):
     CONSUMERS: int = 2
     BLOCK_N: int = 128
     PARTS: int = 1
+    SECOND_D: int = 128
     OVERLAP: bool = True
     K_SLOTS: int = 2
     V_SLOTS: int = 3
@@ -124,9 +125,9 @@ THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
 # three CTAs to a multiprocessor: one begins or ends a work tile while the others are amid theirs.
 # maxnreg: 80 x 8 warps; the consumer gets what the producer leaves, (8 * 80 - 4 * 24) / 4 = 136
 THREE_CTAS = Config(CONSUMERS=1, BLOCK_N=64, CONSUMER_REGS=136, ctas=3, maxnreg=80)
-# d in 3 x 64 columns, or 2 x 128; named barriers allow for 9 slots, shared memory for 5 larger ones.
-# At 256 S and P beside two accumulators would take 64 + 32 + 128 registers of 240
-D_192 = Config(PARTS=3, K_SLOTS=5, V_SLOTS=4)
+# d in two parts, of 128 columns and of 64 or 128; for d = 256 two accumulators, S and P at the same
+# time would be 128 + 64 + 32 registers
+D_192 = Config(PARTS=2, SECOND_D=64, K_SLOTS=3, V_SLOTS=2)
 D_256 = Config(PARTS=2, OVERLAP=False)
 # of the backward pass, by BLOCK_D: BLOCK_M queries and BLOCK_N keys to a tile
 BACKWARD: dict[int, dict[str, int]] = {
@@ -180,7 +181,7 @@ def forward_launch(
         attention_kernel, (grid,), CAUSAL=causal, HAS_SEQLENS=has_seqlens, LSE=has_lse,
         MASKED_TILES=masked_tiles, num_warps=4, **constants,
     )  # fmt: skip
-    return launch, sizes, BLOCK_N, 64 if d <= 64 * config.PARTS else 128
+    return launch, sizes, BLOCK_N, 64 if d <= 64 and config.PARTS == 1 else 128
 
 
 def forward(

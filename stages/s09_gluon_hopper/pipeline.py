@@ -61,13 +61,8 @@ class Pipeline:
 
     @gluon.jit
     def producer_load(self, desc, coordinates, count):
-        self.producer_acquire(count)
-        self.load(desc, coordinates, count)
-
-    @gluon.jit
-    def load(self, desc, coordinates, count):
-        """Have a tile copied to its slot, which was acquired."""
         slot = count % self.tiles.shape[0]
+        self.producer_acquire(count)
         mbarrier.expect(self.full.index(slot), desc.block_type.nbytes)
         async_load(desc, coordinates, self.full.index(slot), self.tiles.index(slot))
 

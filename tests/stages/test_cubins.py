@@ -231,8 +231,8 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, compiler):
         loops, consumers = report["loops"], config.CONSUMERS
         # the compiler's own, constants in its code; pipelines have 5 and more, in registers, but
         # where a slot has always the same part of d
-        slots = config.K_SLOTS + config.V_SLOTS + consumers
-        ours = {*range(5, 5 + slots)} if config.PARTS > 1 else set()
+        slots = config.K_SLOTS + config.V_SLOTS + 2 * consumers
+        ours = {*range(5, 5 + slots)} if config.PARTS == 2 else set()
         assert report["barriers"], job
         assert {*report["barriers"]} - ours <= {*range(5)}, job
         assert len(loops) >= consumers, job

@@ -222,7 +222,7 @@ def test_the_mutant_dies(name):
 
 SYNCHRONISES = re.compile(
     r" +(mbarrier\.(wait|arrive)|self\.empty\.(wait|arrive)|named_barrier|fence_async_shared"
-    r"|store_wait|\w+\.(consumer_release|producer_acquire))\("
+    r"|store_wait|\w+\.consumer_release)\("
 )
 
 
