@@ -227,6 +227,22 @@ def test_a_hostile_record_is_shown_as_it_is(page):
     assert page.driver.title != "run" and not page.all("img")
 
 
+def test_a_long_name_makes_nothing_wider_than_the_page(page, tmp_path):
+    long = 150 * "x"
+    cells = [make_cell(stage, name, n=n) for stage, name in ((3, "torch_three_gemm"), (8, "own"))
+             for n in (64, 128)]  # fmt: skip
+    env = make_env(cells, {"own": long}, device_name=long)
+    path = write_run(tmp_path / "run.jsonl", env, cells)
+    report_command([path], tmp_path / "report.html")
+    other = Page(page.driver, tmp_path / "report.html").open(width=360)
+    assert long in other.text("#charts figcaption") and long in other.text("#charts .legend")
+    assert other.js("return document.documentElement.scrollWidth <= innerWidth")
+    other.js("document.querySelector('.records .variant td').click()")
+    assert long in other.text("dialog.record h3")
+    assert other.js("return document.querySelector('dialog').scrollWidth <= innerWidth")
+    page.open()
+
+
 @pytest.mark.parametrize("interpreted", [False, True])
 def test_records_without_a_time_to_compare_are_shown_all_the_same(page, tmp_path, interpreted):
     changes = {"mode": "interpreted", "samples": 1, "time_iqr_ms": None}
