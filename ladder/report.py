@@ -27,5 +27,6 @@ def report_command(file: options.Reported = None, out: options.Report = Path("re
     data |= vendored.collect() | {"made_from": "" if file else drift.made_from()}
     with writing(out):
         files.write(out, page.make(data))
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, {len(records)} files of records")
+    files_read = "1 file" if len(records) == 1 else f"{len(records)} files"
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, {files_read} of records")
     return 0

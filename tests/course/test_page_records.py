@@ -205,7 +205,7 @@ def test_a_file_that_is_given_twice_is_shown_once(tmp_path):
     (tmp_path / "folder").mkdir()
     other = tmp_path / "folder" / ".." / "run.jsonl"
     result = in_turn("report", path, other, "--out", tmp_path / "page.html")
-    assert result.returncode == 0 and "1 files of records" in result.stdout, result.stderr
+    assert result.returncode == 0 and "1 file of records" in result.stdout, result.stderr
 
 
 def test_a_hostile_title_or_reason_stays_a_text(tmp_path):
