@@ -20,11 +20,13 @@ def report_command(file: options.Reported = None, out: options.Report = Path("re
     from course.page import drift, ladder_data, listings, page, vendored
     from course.page import records as shown
 
-    given = file or drift.sources()
+    # one file under two names was not measured twice
+    given = {path.resolve(): path for path in file or drift.sources()}.values()
     records = {path: open_results(path, kind=None) for path in given}  # of foreign files, say so
     data = ladder_data.collect() | shown.collect(records) | listings.collect()
     data |= vendored.collect() | {"made_from": "" if file else drift.made_from()}
     with writing(out):
         files.write(out, page.make(data))
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, {len(records)} files of records")
+    files_read = "1 file" if len(records) == 1 else f"{len(records)} files"
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, {files_read} of records")
     return 0

@@ -227,10 +227,20 @@ def test_the_address_holds_every_section_that_was_changed(page):
     "values", ["nq=40.5", "nq=0", "nq=129", "nq=", "nq=x", "nq=Infinity", "nq=1e99"]
 )
 def test_a_value_that_a_section_cannot_have_is_as_at_first(page, values):
-    page.open(f"#masks?{values}&n=4")
+    page.open(f"#masks?{values}&n=4;ring?causal=%20")
     assert page.labelled("Queries Nq").get_attribute("value") == "64"
     assert page.labelled("BLOCK_N", "#masks").get_attribute("value") == "4"
+    assert page.labelled("Mask", "#ring").get_attribute("value") == "1"
     assert page.errors() == []
+
+
+def test_a_slider_says_the_value_that_is_computed_with_not_its_nearest_step(page):
+    page.open("#player?sharp=0.3&step=4;lite?sharp=0.03")
+    said = "arguments[0].parentElement.querySelector('output').textContent"
+    sharp, deviation = (page.labelled("Sharpness", each) for each in ("#player", "#lite"))
+    assert page.js(f"return {said}", sharp) == "0.3"
+    assert page.js(f"return {said}", deviation) == f"{10**0.03:.2f}"
+    assert_outputs(page, np.array(FIRST[0]) * 0.3, FIRST[1], TILE)
 
 
 def test_a_malformed_address_is_said_and_shows_the_first_example(page):
@@ -238,6 +248,18 @@ def test_a_malformed_address_is_said_and_shows_the_first_example(page):
     note = page.text("#player .note")
     assert '"1,two"' in note and "99" in note and page.errors() == []
     assert_outputs(page, *FIRST, TILE)
+    page.open("#player?s=" + 999 * "9", width=360)
+    assert 0 < len(page.text("#player .note")) < 300
+    assert page.js("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_paper_is_white_whatever_the_theme(page):
+    page.open(theme=LIGHT).find("#theme").click()
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert page.js(f"return {ground}") != "rgb(255, 255, 255)"
+    for media in ("print", ""):
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media})
+        assert (page.js(f"return {ground}") == "rgb(255, 255, 255)") == (media == "print")
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])

@@ -199,6 +199,15 @@ def test_a_file_that_was_cut_off_is_said_by_the_command(tmp_path):
     assert f"{path}: line 3 was cut off" in result.stderr
 
 
+def test_a_file_that_is_given_twice_is_shown_once(tmp_path):
+    cells = [make_cell()]
+    path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
+    (tmp_path / "folder").mkdir()
+    other = tmp_path / "folder" / ".." / "run.jsonl"
+    result = in_turn("report", path, other, "--out", tmp_path / "page.html")
+    assert result.returncode == 0 and "1 file of records" in result.stdout, result.stderr
+
+
 def test_a_hostile_title_or_reason_stays_a_text(tmp_path):
     cell = make_cell(status="crashed", reason=HOSTILE, time_ms=None)
     path = write_run(tmp_path / "run.jsonl", make_env([cell], {cell["name"]: HOSTILE}), [cell])

@@ -63,7 +63,7 @@ export function kept(section, limits, display) {
   const load = () => {
     const found = read(section);
     for (const [name, [, least, most, fits = Number.isInteger]] of Object.entries(limits)) {
-      const x = found?.get(name) ? Number(found.get(name)) : NaN;
+      const x = found?.get(name)?.trim() ? Number(found.get(name)) : NaN;
       state[name] = x >= least && x <= most && fits(x) ? x : usual[name];
     }
   };

@@ -53,16 +53,16 @@ export function slider(label, { min, max, step = 1, value, say = String, input }
   const id = `slider-${count++}`;
   const output = make("output", { for: id });
   const range = make("input", { id, type: "range", min, max, step });
-  const display = () => {
-    output.textContent = say(+range.value);
+  const display = (x) => {
+    output.textContent = say(x);
     range.setAttribute("aria-valuetext", output.textContent);
   };
   const set = (next) => {
-    range.value = next;
-    display();
+    range.value = next; // the nearest step: an address may hold a value between two
+    display(next);
   };
   range.addEventListener("input", () => {
-    display();
+    display(+range.value);
     input(+range.value);
   });
   set(value);

@@ -5,6 +5,7 @@ import { MISTAKES } from "./softmax.js";
 export const MOST_KEYS = 24;
 export const LARGEST = 1000; // of a score or a value
 export const SHARPEST = 8;
+const LONG = 60; // letters of a wrong value that are shown
 
 // The running max rises in the first three tiles and not in the fourth. All values are between 0
 // and 10, so that an average of them is, too.
@@ -37,7 +38,8 @@ export function toAddress({ s, v, tile, sharp, mistake, step }) {
 export function fromAddress(values) {
   const problems = [];
   const wrong = (name, got, expected) => {
-    problems.push(`${name}: got ${JSON.stringify(got)}, expected ${expected}.`);
+    const begin = got.length > LONG ? `${got.slice(0, LONG)}…` : got;
+    problems.push(`${name}: got ${JSON.stringify(begin)}, expected ${expected}.`);
     return null;
   };
   const number = (name, usual, least, most, whole = true) => {

@@ -63,7 +63,7 @@ export function mount(element) {
 function sentence(n) {
   const tiles = Math.ceil(n / TILE);
   const alone = n - (tiles - 1) * TILE;
-  if (tiles === 1) return `One tile holds all ${n} keys: Lite is right.`;
+  if (tiles === 1) return `One tile holds ${n === 1 ? "the only key" : `all ${n} keys`}: Lite is right.`;
   if (n === TILE + 1) {
     return "2 tiles: the 65th key is alone in the second, so its weight is 1 whatever its score. " +
       "Sharpness changes nothing here; with more keys it does.";

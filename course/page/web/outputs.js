@@ -2,7 +2,8 @@
 
 import { make, show } from "./dom.js";
 
-const [WIDTH, LEFT, RIGHT, LANE, TOP] = [460, 66, 58, 34, 28];
+const [WIDTH, LEFT, RIGHT, LANE, TOP] = [460, 78, 46, 34, 28];
+const CAPTION = 340; // the width of the words above the band, and a little more
 
 /** The outputs after example.step steps; truth: as `exact` returns it, of the keys so far. */
 export function outputs({ step, v, mistake, s }, steps, truth) {
@@ -34,10 +35,12 @@ function picture(lanes, low, high, v) {
   const at = (x) => LEFT + ((WIDTH - LEFT - RIGHT) * (x - low)) / (high - low || 1);
   const [first, last] = [at(Math.min(...v)), at(Math.max(...v))];
   const bottom = TOP + LANE * lanes.length;
-  const ticks = nice(low, high);
+  const ticks = nice(low, high, Math.max(-low, high) < 1000 ? 6 : 3);
+  const late = first > WIDTH - CAPTION;
   return make("svg", { viewBox: `0 0 ${WIDTH} ${bottom + 26}`, "aria-hidden": "true" },
     make("rect", { class: "band", x: first, y: TOP, width: Math.max(last - first, 2), height: bottom - TOP }),
-    make("text", { class: "soft", x: first, y: TOP - 10 }, "every average of these values lies in here"),
+    make("text", { class: "soft", x: late ? WIDTH : first, y: TOP - 10, "text-anchor": late ? "end" : "start" },
+      "every average of these values lies in here"),
     ...ticks.flatMap((x) => [
       make("line", { class: "grid", x1: at(x), x2: at(x), y1: TOP, y2: bottom }),
       make("text", { class: "soft", x: at(x), y: bottom + 18, "text-anchor": "middle" }, show(x)),
@@ -49,7 +52,10 @@ function picture(lanes, low, high, v) {
       if (x === undefined) return [label, line];
       if (!Number.isFinite(x)) return [label, line, make("text", { x: LEFT + 8, y: y + 4 }, show(x))];
       const colour = `fill: var(--stage-${stage})`;
-      const value = make("text", { class: "value", x: at(x) + 13, y: y + 5 }, show(x, 2));
+      const left = at(x) > (LEFT + WIDTH - RIGHT) / 2; // there is no room for a long number at the right
+      const value = make("text", {
+        class: "value", x: at(x) + (left ? -13 : 13), y: y + 5, "text-anchor": left ? "end" : "start",
+      }, show(x, 2));
       return [label, line, marker(stage, at(x), y, colour), value];
     }));
 }

@@ -19,7 +19,7 @@ export function mount(element, data) {
   const load = () => {
     const wanted = read(SECTION);
     for (const [key, known] of Object.entries(options)) {
-      const found = [wanted?.get(key), START[key]].find((each) => each in known);
+      const found = [wanted?.get(key), START[key]].find((each) => Object.hasOwn(known, each));
       state[key] = found ?? Object.keys(known)[0];
     }
   };

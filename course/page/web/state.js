@@ -7,8 +7,8 @@ const sum = (x) => x.reduce((a, b) => a + b, 0);
 /** Say in a sentence or two what a step did; `now` is undefined before the first. */
 export function narration({ mistake, tile, s }, now, count) {
   if (!now) {
-    const tiles = count === 1 ? "tile" : "tiles";
-    return `${s.length} keys in ${count} ${tiles}. None is read yet, and l_i and acc are 0.`;
+    const [keys, tiles] = [[s.length, "key"], [count, "tile"]].map(([x, word]) => `${x} ${word}${x === 1 ? "" : "s"}`);
+    return `${keys} in ${tiles}. None is read yet, and l_i and acc are 0.`;
   }
   const last = now.stop - 1;
   const keys = now.start === last ? `key ${last}` : `keys ${now.start} to ${last}`;
@@ -40,6 +40,9 @@ function explained({ m_old, m_i, alpha, start, o, past_end, l_i }, mistake) {
     : `${rises}: what l_i and acc hold shrinks to ${show(100 * alpha, 1)}% of what it was.`;
 }
 
+/** A number behind an operator. */
+const term = (x) => (x < 0 ? `(${show(x)})` : show(x));
+
 /** The panel's content after example.step steps. */
 export function carried({ step, mistake }, steps, s) {
   const now = steps[step - 1];
@@ -61,9 +64,9 @@ export function carried({ step, mistake }, steps, s) {
     const times = `· ${show(alpha)}`;
     Object.assign(formulas, {
       m_i: [`max(${show(m_old)}, ${show(top)})`],
-      alpha: [`exp(${show(m_old)} − ${show(m_i)})`],
+      alpha: [`exp(${show(m_old)} − ${term(m_i)})`],
       l_i: [`${show(l_old)} ${times} + ${show(sum_p)}`],
-      acc: [`${show(acc_old)} `, worth === alpha ? times : make("del", {}, times), ` + ${show(pv)}`],
+      acc: [`${show(acc_old)} `, worth === alpha ? times : make("del", {}, times), ` + ${term(pv)}`],
       "acc / l_i": [`${show(acc)} / ${show(l_i)}`],
     });
     rows.l_i.push(bar([l_old * alpha, sum_p], largest(steps, "l_i")));
