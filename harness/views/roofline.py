@@ -287,10 +287,11 @@ def draw_roofs(axis: Any, panel: Panel, look: Look) -> None:
             ends = [each.ridge or low, high]
             axis.plot(ends, [scale * each.matrix] * 2, linestyle=dash, **line)
             text = f"{kind.split()[-1]} products {show_rate(each.matrix, 'TFLOP/s')}"
-            # the points are right below the highest roof: a lower one is named at its left end
-            start = (high, -4, "right") if each is roof else (ends[0], 16, "left")
-            place = {"xytext": (start[1], 4), "ha": start[2]}
-            axis.annotate(text, (start[0], scale * each.matrix), **place, **words)
+            # between a lower roof and the highest one are points: it is named below, at its left
+            above = {"xytext": (-4, 4), "ha": "right"}
+            below = {"xytext": (4, -4), "ha": "left", "va": "top"}
+            end, place = (high, above) if each is roof else (ends[0], below)
+            axis.annotate(text, (end, scale * each.matrix), **{**words, **place})
 
 
 def draw_numbers(axis: Any, panel: Panel, look: Look) -> None:
