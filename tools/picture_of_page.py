@@ -24,6 +24,7 @@ PICTURES = {
     "report.gif": ("#player .mount", [f"#player?step={step}" for step in (4, 0, 1, 2, 3)]),
     "lite.png": ("#lite .mount", ["#lite?n=128"]),
     "tiles.png": ("#masks .mount", ["#masks"]),
+    "pieces.png": ("#pieces .mount", ["#pieces"]),
 }
 COLOURS = 128
 TALLEST = 900  # of a picture
