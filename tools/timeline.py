@@ -39,8 +39,8 @@ BEFORE = "in_turn"
 PRODUCTS, SOFTMAX = PARTS = "products", "softmax"
 LOOP = "\ndef mainloop(\n"  # the function that has it
 # lines of the loop
-PRODUCT = r" = (start_scores|warpgroup_mma|warpgroup_mma_wait)\("
-SCORES, P_V, STEP = r" = start_scores\(", r"acc = warpgroup_mma_wait\(", r" = online_softmax\("
+PRODUCT = r" = (start|finish)_(scores|output)\("
+SCORES, P_V, STEP = r" = start_scores\(", r"acc = finish_output\(", r" = online_softmax\("
 CYCLES_PER_US = "Frequency (MHz)"  # Proton's name for it
 LIMIT = 120.0  # seconds for one kernel: a wrong barrier waits for ever
 SHOWN = 5  # KV tiles in a record
@@ -66,20 +66,20 @@ def marked(texts: Mapping[str, str]) -> dict[str, str]:
     def places(part: str) -> list[int]:
         return [index for index, line in enumerate(lines) if re.search(part, line)]
 
-    if [len(places(part)) for part in (SCORES, P_V, STEP)] != [1, 1, 1]:
+    if [len(places(part)) for part in (SCORES, P_V, STEP)] != [1, 2, 1]:
         raise ValueError(
-            f"expected one line each in the loop over KV tiles: {SCORES}, {P_V}, {STEP}"
+            f"expected in the loop over KV tiles one line of {SCORES}, two of {P_V}, one of {STEP}"
         )
-    [step], [wait] = places(STEP), places(P_V)
-    if wait > step:
-        lines.insert(step, lines.pop(wait))
-        step += 1
+    [step], [_, wait] = places(STEP), places(P_V)
+    # that of OVERLAP, with its `if`
+    lines[step:step] = [lines.pop(wait - 1), lines.pop(wait - 1)]
+    step += 2
     products = places(PRODUCT)
     for index, word, part in (  # from the bottom up, so that the places stay true
         (step + 1, "exit", SOFTMAX),
         (step, "enter", SOFTMAX),
         (products[-1] + 1, "exit", PRODUCTS),
-        (products[0], "enter", PRODUCTS),
+        (products[0] - 1, "enter", PRODUCTS),  # its `if` is the line above
     ):
         lines.insert(index, f"        pl.{word}_scope({part!r})")
     marks = "import triton.profiler.language as pl\n"

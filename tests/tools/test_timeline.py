@@ -28,7 +28,8 @@ def test_all_products_of_a_tile_are_in_one_part_and_the_softmax_in_another(made)
         assert inside == ("" if word == "enter" else part)
         inside = part if word == "enter" else ""
     assert seen["softmax"] == ["online_softmax"]
-    products = ["warpgroup_mma", "start_scores", "warpgroup_mma_wait", "warpgroup_mma_wait"]
+    # P V before S, or around it: OVERLAP says which
+    products = ["start_scores", "finish_scores", *["start_output", "finish_output"] * 2]
     assert sorted(x for x in seen["products"] if x != "mask") == sorted(products)
     assert not {*products, "online_softmax"} & {*seen[""]}
     # nothing else is changed, but for the order of the wait for P V and the softmax
