@@ -131,13 +131,13 @@ def attend_paged(
     """
     cache.check_known(sequences)
     cache.check_queries(q, len(sequences))
-    check_rows(q, min(cache.length[sequence] for sequence in sequences), causal)
+    lengths = [cache.length[sequence] for sequence in sequences]
+    check_rows(q, min(lengths), causal)
     pages = [cache.pages[sequence] for sequence in sequences]
-    asked = (*sequences, *q.shape, causal)
+    asked = (*sequences, *lengths, *q.shape, causal)
     known = cache.planned and cache.planned[1] == asked and len(cache.planned[0]) == len(pages)
-    # append makes a new list: a plan for the same lists is one for the same tokens
+    # a sequence keeps its pages while its list is the same one, and as long
     if not known or any(a is not b for a, b in zip(cache.planned[0], pages, strict=True)):
-        lengths = [cache.length[sequence] for sequence in sequences]
         plan = Plan(q, cache.k.shape[1], cache.page_size, pages, lengths, causal)
         cache.planned = pages, asked, plan
     return cache.planned[2](q, cache.k, cache.v)

@@ -72,7 +72,10 @@ def test_each_variant_is_launched(tmp_path, launcher):
     assert said["launched"]["grid"] == [B * H * -(-Nq // 64), 1, 1]
     assert said["heads_first"]["section"] == B * H
     assert [said[name]["CONSUMERS"] for name in ("two_consumers", "one_cta")] == [2, 3]
-    same = set(names) - {"launched", "heads_first", "two_consumers", "one_cta"}
+    slots = {"third_for_k": (3, 2), "two_for_v": (2, 2)}
+    assert {name: (said[name]["K_SLOTS"], said[name]["V_SLOTS"]) for name in slots} == slots
+    assert said["static"]["OVERLAP"] and not said["in_turn"]["OVERLAP"]
+    same = set(names) - {"launched", "heads_first", "two_consumers", "one_cta", "in_turn", *slots}
     assert all(said[name] == said["static"] for name in same)
     assert len(backward) == 8
     of_stage_7 = ["delta_kernel", "dk_dv_kernel", "dq_kernel"]

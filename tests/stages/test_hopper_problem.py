@@ -46,17 +46,18 @@ def problem_of(monkeypatch):
     def make(q_shape, k_shape, causal, lengths):
         config = stage.launch.plan(q_shape[3], causal, k_shape[2])
         stage.launch.forward_launch.cache_clear()
-        launch = stage.launch.forward_launch(
+        launch, numbers, *_ = stage.launch.forward_launch(
             q_shape, k_shape, torch.float16, torch.device("cpu"), causal, bool(lengths), False,
             config,
-        )[0]  # fmt: skip
-        H, group, Nq, Nk, blocks, heads, section, tiles, _, *switches = launch.rest
+        )  # fmt: skip
+        H, group, Nq, Nk, blocks, heads, section, tiles, _ = numbers
+        masked_tiles = launch.options["MASKED_TILES"]
         fields = {
             "H": H, "group": group, "Nq": Nq, "Nk": Nk, "blocks": blocks, "all_heads": heads,
             "section": section, "tiles": tiles, "CAUSAL": causal, "HAS_SEQLENS": bool(lengths),
             "BLOCK_M": ROWS * config.CONSUMERS, "BLOCK_N": config.BLOCK_N,
-            "EDGE": switches[2] > 0 and (bool(lengths) or not causal),
-            "MASKED_TILES": switches[2], "seqlens_ptr": Lengths(lengths or ()),
+            "EDGE": masked_tiles > 0 and (bool(lengths) or not causal),
+            "MASKED_TILES": masked_tiles, "seqlens_ptr": Lengths(lengths or ()),
         }  # fmt: skip
         return type("Plain", (), methods | fields)()
 
