@@ -134,7 +134,7 @@ def launch_config(d: int, dtype: torch.dtype, precision: str, card: Card = H200)
     """BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages for a head dimension and a dtype.
 
     Smaller ones where the card has no room for them (stages/common/fit.py). From sm_80 on, up to
-    d = 128, nothing spills except in 'bf16x6' (tests/stages/test_cubins.py).
+    d = 128, nothing spills in 16 bits and in TF32 (tests/stages/test_cubins.py).
     """
     return fit_each(TILES, FORWARD, d, dtype, precision, card)[0]
 
