@@ -162,9 +162,8 @@ class PagedCache:
         self.pages: dict[Hashable, list[int]] = {}
         self.length: dict[Hashable, int] = {}
         self.batches: dict[tuple[int, ...], Tensor] = {}  # rows, on the device
-        self.asked: dict[
-            tuple[Hashable, ...], Tensor
-        ] = {}  # the same by sequence, until one is freed
+        # the same by sequence, until one is freed: no more of them than of batches
+        self.asked: dict[tuple[Hashable, ...], Tensor] = {}
         self.pages_of: dict[int, Tensor] = {}  # see `like_keys`
         self.captured: list[Tensor] = []  # what a CUDA graph reads is kept
 
