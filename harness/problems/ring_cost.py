@@ -13,8 +13,9 @@ those of its q, with elements of e bytes; dK and dV travel in float32, D = 2 b h
     ring       at each hop max(compute + merge, send), or their sum without overlap; forward it
                sends KV at all hops but the last; backward too, and D at all but the first, and D
                home: a half while the second half of the last hop is computed, a half at the end
-    gather     send (W - 1) KV, compute all; backward compute all, send (W - 1) KV
-    Ulysses    send (W - 1) / W (2 Q + KV), some of it before and some after computing all
+    gather     send (W - 1) KV, put W KV together, compute all; backward the reverse
+    Ulysses    send (W - 1) / W (2 Q + KV), some of it before and some after computing all; cut and
+               put together 2 Q + KV, at the same times
 
 A ring hides what it sends where n^2 4 b h d / rate >= latency + KV / link: from some n on, which
 doesn't depend on W. Ulysses sends less than a ring, by W, and hides nothing.
@@ -33,7 +34,8 @@ PASSES: Final = {"fwd": (1.0,), "bwd": (2.5,), "train": (1.0, 2.5)}
 # contestant (harness/peers/ranks) -> how it works; torch's context_parallel isn't modelled
 RING: Final = {  # zigzag, overlap
     "ring": (True, True), "ring_in_order": (False, True), "ring_in_turn": (True, False),
-    "ring_engine": (True, True), "ring_group": (True, True),
+    # NCCL's copies are kernels, and wait until the attention's leave them a multiprocessor
+    "ring_engine": (True, True), "ring_group": (True, False),
 }  # fmt: skip
 WAYS: Final = (*RING, "gather", "ulysses", ONE_GPU)
 
@@ -113,7 +115,7 @@ def ring_pass(
         for hop, seen in enumerate(pairs(problem, zigzag))
     ]
     home = gradients
-    if gradients and problem.b * problem.hk > 1:  # half of D goes home during the last hop
+    if gradients and overlap and problem.b * problem.hk > 1:  # half of D goes home meanwhile
         _, seen, sent = hops.pop()
         hops += [(0.5, seen, sent / 2), (0.5, seen, sent / 2 + home / 2)]
         home /= 2
@@ -139,17 +141,25 @@ def other_pass(
     ranks = 1 if way == ONE_GPU else problem.world
     others = ranks - 1
     share = others / ranks
-    exchanges = {"gather": (others * kv, 0.0), "ulysses": (share * (q + kv), share * q)}
-    before, after = exchanges.get(way, (0.0, 0.0))
+    nothing = 0.0, 0.0
+    before, after = {  # the bytes sent, and those read and written to cut and to put together
+        "gather": ((others * kv, 2 * ranks * kv), nothing),
+        "ulysses": ((share * (q + kv), 4 * (q + kv)), (share * q, 4 * q)),
+    }.get(way, (nothing, nothing))
     if factor > 1:  # gradients go back the same way
         before, after = after, before
     forward = flops(replace(problem, direction="fwd"))
-    compute = factor * forward / ranks / machine.rate + machine.launch
-    for sent in (before, None, after):
-        took = compute if sent is None else machine.latency + sent / machine.link if sent else 0.0
-        if took:
-            yield Span("compute" if sent is None else "send", now, now + took, sent or 0.0)
-        now += took
+    steps = [
+        ("send", machine.latency + before[0] / machine.link, before[0]),
+        ("merge", machine.launch + before[1] / machine.hbm, before[1]),
+        ("compute", machine.launch + factor * forward / ranks / machine.rate, forward),
+        ("merge", machine.launch + after[1] / machine.hbm, after[1]),
+        ("send", machine.latency + after[0] / machine.link, after[0]),
+    ]
+    for what, took, amount in steps:
+        if amount:
+            yield Span(what, now, now + took, amount if what == "send" else 0.0)
+            now += took
 
 
 def hidden_from(problem: Problem, machine: Machine) -> float:
@@ -164,15 +174,25 @@ def peak_bytes(problem: Problem, copies: str = "group") -> int:
     """The most memory that stage 10 takes on a rank, above its inputs and with its outputs, bytes.
 
     Forward: received K and V, of two hops at the most; o so far, in float32 where more than two
-    ranks merge; o of one hop; two lse. Backward: o, received K and V, dK and dV of two hops, dq and
-    one hop's gradients in float32. What copy engines receive is no part of the allocator's memory.
+    ranks merge; o of one hop; two lse. Backward: o and lse, dq so far and dK and dV that go on, in
+    float32; what stage 9's kernels take for a hop and give: dq's sums and dq, dK and dV, two rows
+    of numbers. With two ranks that hop is the last, which is done in halves. By process group also
+    what comes meanwhile: K and V of two hops and dK and dV; or K and V of one, and three halves.
+    What copy engines receive is no part of the allocator's memory.
     """
     q, kv = part_bytes(problem)
-    size = ITEMSIZE[problem.dtype]
+    size, two = ITEMSIZE[problem.dtype], problem.world == 2
     wide, gradients = q / size * GRADIENT_SIZE, kv / size * GRADIENT_SIZE
     lse = wide / problem.d
     by_group = copies == "group"
     received = by_group * min(problem.world - 1, 2) * kv
-    forward = received + (wide if problem.world > 2 else q) + q + 2 * lse
-    backward = q + lse + received + by_group * 2 * gradients + wide + (wide + gradients)
-    return round(forward if problem.direction == "fwd" else max(forward, backward))
+    forward = received + (q if two else wide) + q + 2 * lse
+    if problem.direction == "fwd":
+        return round(forward)
+    halved = two and problem.b * problem.hk > 1
+    hop = 2 * wide + gradients
+    if problem.causal:  # of the last hop half the rows and all keys count, or the reverse
+        hop = max(wide + gradients, 2 * wide + gradients / 2)
+    hop = (hop + 2 * lse) / (1 + halved)
+    received += by_group * gradients * (1.5 if halved else 1)
+    return round(max(forward, q + lse + wide + gradients + hop + received))

@@ -30,10 +30,11 @@ The first three are the idea, the others what it takes to be fast, and never to 
 
 Cost, per rank: 1 / W of the FLOPs. Sent: 2 B Hk Nk d (W - 1) / W elements in each pass, and in the
 backward pass 2 B Hk Nk d of float32. Memory above q, k, v and o, for parts of S = B Hk Nk d / W and
-R = B H Nq d / W elements of e bytes: received 4 S e at the most, o between hops 4 R, one hop's R e;
-in the backward pass received 4 S (e + 4), dq 4 R, one hop's gradients 4 (R + 2 S). With W = 2 less:
-received 2 S e, and o as the kernel gives it. Copy engines receive in slots that are kept between
-calls, 6 S e or 6 S (e + 4). Nothing grows with W, while S and R shrink.
+R = B H Nq d / W elements of e bytes: o between hops 4 R, one hop's R e; in the backward pass dq
+4 R, dK and dV that go on 8 S, what a hop's kernels make 8 (R + S). Received meanwhile: 4 S e at the
+most, backward 4 S (e + 2). With W = 2 less: o as the kernel gives it, and half a hop. Copy engines
+receive in slots that are kept between calls, 6 S e or 6 S (e + 4). Nothing grows with W, while S
+and R shrink.
 What it bought: a sequence that one GPU can't hold, or 1 / W of the time (Ring Attention with
 Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 """
@@ -152,7 +153,9 @@ def backward(
             add(dq, (ALL, ALL, now.rows), dq_share)
             add(dkv, (ALL, ALL, now.keys), dkv_share)
             del dq_share, dkv_share  # before the next hop's are made
-    home = last_hop(plan, exchange, share, halves(q, k), dq, dkv, k, own)
+    # without overlap halves gain nothing, and the slot of k would be free before the second one
+    pieces = halves(q, k) if plan.overlap else [(ALL, ALL, ALL)]
+    home = last_hop(plan, exchange, share, pieces, dq, dkv, k, own)
     none: list[Any] = [None, None]
     totals = ([x.to(q.dtype) for x in dq] or none[:1]) + (home or none)
     return tuple(x if want else None for x, want in zip(totals, plan.wanted, strict=True))
@@ -174,40 +177,39 @@ def last_hop(
 ) -> list[Tensor]:  # fmt: skip
     """Compute the last hop, with the keys `k`, and bring home dk and dv of the keys in `own`.
 
-    What one piece adds up to goes home while the next is computed.
+    What one piece adds up to goes home while the next is computed. `dkv` is empty afterwards.
     """
     now = plan.hop(plan.world - 1)
-    home = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in own[: len(dkv)]]
     sums: list[Tensor] = []  # of the piece before, on their way home
-    places: list[Tensor] = []  # there
+    shapes: list[tuple[int, ...]] = []  # of what comes home meanwhile
+    home: list[list[Tensor]] = []  # what has come
     for b, h, h_k in pieces:
         if dkv:
-            shapes = [k[b, h_k].shape] * 2 + [x.shape for x in places]
-            exchange.post([x[b, h_k] for x in dkv] + sums, shapes)
+            exchange.post([x[b, h_k] for x in dkv] + sums, [k[b, h_k].shape] * 2 + shapes)
         dq_share, dkv_share = share(now, (b, h, h_k))
         if dkv:
             arrived = exchange.wait()
-            sums = arrived[:2]
-            keep(places, arrived[2:])
-            places = [x[b, h_k] for x in home]
+            sums, shapes = arrived[:2], [own[0][b, h_k].shape] * 2
+            home.append(arrived[2:])
         add(dq, (b, h, now.rows), dq_share)
         add(sums, (ALL, ALL, now.keys), dkv_share)
-    if dkv:
-        exchange.post(sums, [x.shape for x in places])
-        keep(places, exchange.wait())
-    return home
+        del dq_share, dkv_share  # before the next piece's are made
+    if not dkv:
+        return []
+    dkv.clear()  # all are sent: their memory is free
+    exchange.post(sums, shapes)
+    home.append(exchange.wait())
+    totals = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in own]
+    for (b, _, h_k), arrived in zip(pieces, home[1:], strict=True):
+        for total, x in zip(totals, arrived, strict=True):
+            total[b, h_k] = x
+    return totals
 
 
 def add(totals: list[Tensor], place: Piece, shares: list[Tensor]) -> None:
     """Add to some batch entries, heads and rows or keys of (B, H, N, d) each."""
     for total, x in zip(totals, shares, strict=False):  # no shares of a hop that sees nothing
         total[place] += x
-
-
-def keep(places: list[Tensor], arrived: list[Tensor]) -> None:
-    """Copy what arrived: the next exchanges receive where it lies."""
-    for place, x in zip(places, arrived, strict=True):
-        place.copy_(x)
 
 
 class Ring(torch.autograd.Function):

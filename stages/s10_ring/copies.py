@@ -91,6 +91,7 @@ class ByGroup:
         with self.naming():
             for work in self.works:
                 work.wait()
+        self.works.clear()  # gloo's hold what was sent
         return self.incoming
 
     @contextmanager

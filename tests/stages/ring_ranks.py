@@ -18,6 +18,9 @@ import fake_engine
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_process_group_store
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import stages
 from harness.problems.directions import make_output_gradient
@@ -174,10 +177,10 @@ def of_minus_infinity(world, causal, interpreted):
     return whole.numpy(), stages.by_number(3).attend(q, k, v, causal=causal).numpy()
 
 
-def run_by_engine(problems, world, folder, late):
+def run_by_engine(problems, world, folder, late, overlap):
     """What `run` gives of each problem, in turn, by a copy engine that is made up."""
     with fake_engine.engine(folder, late):
-        return [run(each, world, {"copies": "engine"}) for each in problems]
+        return [run(each, world, {"copies": "engine", "overlap": overlap}) for each in problems]
 
 
 def run_by_another_engine(problem, world, folder, moment):
@@ -231,6 +234,55 @@ def most_held(problem, world):
     finally:
         copies.ByGroup.post = plain
     return most
+
+
+class Alive(TorchDispatchMode):
+    """`most`: the most bytes at once of what operations made of the tensors `given`."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.given = {x.data_ptr() for x in given}
+        self.tensors, self.most = WeakTensorKeyDictionary(), 0
+
+    def __torch_dispatch__(self, function, types, given=(), options=None):
+        found = function(*given, **(options or {}))
+        self.tensors.update((x, 0) for x in tree_leaves(found) if isinstance(x, torch.Tensor))
+        storages = [x.untyped_storage() for x in self.tensors]
+        # slots, which have names here, are no memory of the allocator
+        sizes = {x.data_ptr(): x.nbytes() for x in storages if not x.filename}
+        self.most = max(self.most, sum(sizes[x] for x in sizes.keys() - self.given))
+        return found
+
+
+def as_kernels_do(q):
+    """The attention of each rank, by nothing but the memory that stage 9's launches take."""
+
+    def forward(q, k, v, causal, seqlens_k):
+        return torch.zeros_like(q), q.new_zeros(q.shape[:3], dtype=torch.float32)
+
+    def backward(q, k, v, o, lse, do, causal, seqlens_k, wanted):
+        _rows = q.new_zeros((*q.shape[:2], 2, q.shape[2]), dtype=torch.float32)
+        _sums = torch.zeros_like(q, dtype=torch.float32)
+        dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
+        return torch.zeros_like(q, dtype=torch.float32), dk, dv
+
+    return local.Local(stages.by_number(3), forward, backward)
+
+
+def most_bytes(problem, world, copies, folder):
+    """The most memory of each rank above its inputs."""
+    *inputs, dO = parts_of(problem, s10_ring, GROUPS[world], True)
+    trains = problem.direction == "train"
+    leaves = [x.clone().requires_grad_(trains) for x in inputs]
+    engine = fake_engine.engine(folder, False) if copies == "engine" else contextlib.nullcontext()
+    kernels = patch.object(agreement, "best", as_kernels_do)
+    merging = patch.object(s10_ring, "merge", lambda *_: None)  # takes no memory on a GPU
+    with engine, kernels, merging, Alive([*leaves, dO]) as alive:
+        given = {"causal": problem.causal, "group": GROUPS[world], "copies": copies}
+        o = s10_ring.ring(*leaves, **given)
+        if trains:
+            torch.autograd.grad(o, leaves, dO)
+    return alive.most
 
 
 def refused(case, where, world):

@@ -4,6 +4,7 @@ Held to the project's own rule, against stage 3 in float64 on the whole sequence
 is asked in test_problems.py and the others about all stages.
 """
 
+import dataclasses
 import itertools
 import math
 import re
@@ -22,6 +23,7 @@ from course.edits import write_changed
 from harness.measures.accuracy import explain
 from harness.measures.oracle import make_oracles
 from harness.problems.problem import Problem
+from harness.problems.ring_cost import peak_bytes
 from stages import s10_ring
 from stages.common.machine import has_module
 from stages.s10_ring.merge import merge
@@ -252,17 +254,18 @@ def test_a_row_of_minus_infinity_is_nan_however_many_ranks(ranks, causal, interp
         assert ((o - want)[:, :, rest].abs() <= 64 * u * want.abs().max()).all(), world
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize(("late", "overlap"), [(False, True), (True, True), (False, False)])
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_copy_engine_gives_the_bits_of_the_group(ranks, world, late, tmp_path):
+def test_the_copy_engine_gives_the_bits_of_the_group(ranks, world, late, overlap, tmp_path):
     """On memory that is made up; tests/gpu/test_ring_on_gpus.py has the real one."""
     asked = [
         problem(24), problem(37, hk=2, dtype="float16"), problem(24, causal=False, direction="fwd"),
         problem(70, causal=False), problem(24),
     ]  # fmt: skip
-    found = ranks.one(ring_ranks.run_by_engine, asked, world, str(tmp_path), late, ranks=world)
+    given = asked, world, str(tmp_path), late, overlap
+    found = ranks.one(ring_ranks.run_by_engine, *given, ranks=world)
     for each, outputs in zip(asked, found, strict=True):
-        same = ranks.one(ring_ranks.run, each, world, {}, ranks=world)
+        same = ranks.one(ring_ranks.run, each, world, {"overlap": overlap}, ranks=world)
         assert all((x == y).all() for x, y in zip(outputs, same, strict=True))
 
 
@@ -311,6 +314,20 @@ def test_what_is_held_does_not_grow_with_the_ranks(ranks):
     for world in WORLDS:
         held = ranks.one(ring_ranks.most_held, problem(24), world, ranks=world)
         assert held["forward"] <= 2 * 2 and held["backward"] <= 2 * 4, world
+
+
+@CAUSAL
+@pytest.mark.parametrize("copies", ["group", "engine"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_formula_says_how_much_memory_is_taken(ranks, world, copies, causal, tmp_path):
+    """With stage 9's launches, which take what they do on a GPU, and compute nothing."""
+    for fields in (
+        {}, {"direction": "fwd"}, {"dtype": "float32"}, {"b": 1, "hk": 1}, {"b": 1, "hk": 2},
+    ):  # fmt: skip
+        asked = problem(96 * world, d=64, **({"dtype": "bfloat16", "causal": causal} | fields))
+        found = ranks.all(ring_ranks.most_bytes, asked, world, copies, str(tmp_path), ranks=world)
+        formula = peak_bytes(dataclasses.replace(asked, world=world), copies)
+        assert max(found) == pytest.approx(formula, rel=0.01), fields  # the rows of numbers
 
 
 # ---- refused, by all ranks alike
