@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from harness.isolation.roster import StageInfo, read_rank_peers, read_stages
+from harness.problems.cost import flops
 from harness.problems.problem import SEED, Problem
 from harness.records.schema import Record
 from harness.runs import plan
@@ -85,10 +86,10 @@ def make_limits(given: Record) -> plan.Limits:
 
 
 def make_problems(given: Record, device: str) -> list[Problem]:
-    """The problems that the arguments describe on `device`, over all ranks."""
+    """The problems that the arguments describe on `device`, over all ranks, the cheapest first."""
     use = {**given, **{name: given[name] or usual for name, usual in USUAL[device].items()}}
     made = problems.described({**use, "nq": None, "seqlens": None}, device, options.SYNTHETIC)
-    return [replace(problem, world=given["world"]) for problem in made]
+    return sorted((replace(problem, world=given["world"]) for problem in made), key=flops)
 
 
 def read_all(own: Sequence[Path], load: float, memory: int) -> list[StageInfo]:

@@ -308,7 +308,7 @@ def write_outputs(
                 raise WrongOutput(f"{prefix} {type(x).__name__}, expected a tensor")
             check_like(x, like[name], prefix)
             flat = x.detach().cpu().resolve_neg().contiguous().reshape(-1)
-            file.write(flat.view(torch.uint8).numpy().tobytes())
+            file.write(flat.view(torch.uint8).numpy().data)
 
 
 def check_like(x: Any, like: Any, prefix: str = "returned") -> None:

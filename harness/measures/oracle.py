@@ -19,6 +19,7 @@ from harness.problems.problem import YARDSTICK, Problem
 
 BLOCK_BYTES: Final = 1 << 26  # of a block of float64 scores
 GPU_BLOCK: Final = 4  # times as large on a GPU, which would wait for Python between small blocks
+GPU_SHARE: Final = 64  # of a GPU's memory, the most for a block
 HALF: Final = ("float16", "bfloat16")
 FORGIVEN: Final = 0.25  # of a change's effect on an output: rounding may differ by so much
 
@@ -28,9 +29,15 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def row_blocks(problem: Problem) -> Iterator[tuple[int, int]]:
-    """Yield [start, end) of blocks of query rows whose float64 scores take 64 MB, on a GPU 256."""
-    row = 8 * problem.b * problem.h * problem.nk
-    size = BLOCK_BYTES * (GPU_BLOCK if problem.device == "cuda" else 1)
+    """Yield [start, end) of blocks of query rows whose float64 scores take 64 MB, on a GPU more.
+
+    There each has d rows at least, if memory allows: with fewer, keys and values, which each block
+    reads, would be larger than the scores.
+    """
+    row, size = 8 * problem.b * problem.h * problem.nk, BLOCK_BYTES
+    if problem.device == "cuda":
+        memory = torch.cuda.get_device_properties().total_memory
+        size = max(GPU_BLOCK * size, min(problem.d * row, memory // GPU_SHARE))
     step = max(1, size // row)
     for start in range(0, problem.nq, step):
         yield start, min(start + step, problem.nq)

@@ -40,7 +40,7 @@ def test_all_that_runs_here_is_right_and_shows_no_speed(two, world):
     cells = by_name(path)
     assert cells.keys() == RIGHT | ON_GPUS
     for name, group in cells.items():
-        assert [cell["causal"] for cell in group] == ([True] if world == 2 else [False, True]), name
+        assert [cell["causal"] for cell in group] == ([True] if world == 2 else [True, False]), name
         for cell in group:
             assert (cell["world"], cell["nk"], cell["paired"]) == (world, 48, True)
             assert cell["direction"] == ("train" if world == 2 else "fwd")
