@@ -6,18 +6,24 @@ from itertools import product
 
 from attention_ladder.models import views
 from course.report import text
-from harness.problems.problem import DIRECTIONS
+from harness.problems import ring_cost
+from harness.problems.problem import DIRECTIONS, ONE_GPU, Problem
 from harness.records.environment import own_files
 from harness.records.jsonl import read
 from harness.records.schema import Record
-from harness.records.units import show_bytes, significant
-from harness.views import cell_tables, groups, ratios
+from harness.records.units import show_bytes, show_time, significant
+from harness.views import cell_tables, groups, ratios, rings
 
 SHOWN_PEERS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
 FULL = {False: text.MASKS[False]}
 PEERS = SHOWN_PEERS | {
     "flash_attention_4": "FlashAttention-4", "flash_attention_3": "FlashAttention-3",
 }  # fmt: skip
+RING_PEERS = {
+    "ring_in_order": "no zigzag", "ring_in_turn": "no overlap", "ring_group": "process group",
+    "gather": "gather", "ulysses": "Ulysses", "context_parallel": "context_parallel",
+}  # fmt: skip
+RING_SHOWN = 32768  # the N of the picture
 NOT_MEASURED = "Not measured yet: the commands above, on a GPU."
 # of docs/figures, as `pages.draw` draws it
 RING_PICTURE = """\
@@ -209,8 +215,45 @@ def flashinfer() -> str:
 
 
 def ring() -> str:
-    """The tables of several GPUs, and the picture of their times, where they were measured."""
-    return f"{text.as_shown(text.RING)}\n\n{RING_PICTURE}" if text.RING.exists() else NOT_MEASURED
+    """The table of several GPUs, and the picture of their times, where they were measured."""
+    if not text.RING.exists():
+        return NOT_MEASURED
+    env, cells = read(text.RING)
+    problems, body = sorted(groups.by_problem(cells), key=ring_order), []
+    for group in problems:
+        at = {cell["name"]: cell for cell in group if ratios.comparable(cell)}
+        ours, alone, machine = at.get("ring"), at.get(ONE_GPU), rings.machine_of(group)
+        if ours is None or alone is None or machine is None:
+            continue
+        if rotations := [at[name] for name in at if name.startswith("context_parallel")]:
+            at["context_parallel"] = min(rotations, key=lambda cell: float(cell["time_ms"]))
+        if not ours["causal"]:
+            at.pop("ring_in_order", None)  # without a mask nothing is in zigzag
+        modelled = ring_cost.seconds(Problem.from_json(ours), machine, "ring")
+        body.append([
+            ours["direction"], text.MASKS[ours["causal"]], ours["nk"],
+            show_time(alone["time_ms"]), show_time(ours["time_ms"]),
+            f"**{ratios.show_speedup(ours, alone)}**",
+            *(ratios.show_speedup(ours, at.get(name)) for name in RING_PEERS),
+            f"{modelled / (1e-3 * ours['time_ms']) - 1:+.0%}", ratios.show_peak(ours),
+        ])  # fmt: skip
+    heads = "pass | mask | N | one GPU | ring | over it", *RING_PEERS.values(), "model | peak"
+    first = cells[0]
+    note = " ".join([
+        f"{first['world']} ranks, {first['h']} heads, d = {first['d']}, {first['dtype']}. One GPU: "
+        "the whole sequence, by the same kernels; over it: how many times as fast the ring is; "
+        "then, as how many times as each of the others, of context_parallel as the faster "
+        "rotation. Model: the cost model's time over the measured one. Peak: memory of a rank "
+        "above its inputs.",
+        *cut_off(len(groups.by_problem(env["plan"])), len(body)),
+    ])  # fmt: skip
+    return f"{text.part(' | '.join(heads), body, note, env)}\n\n{RING_PICTURE}"
+
+
+def ring_order(group: Sequence[Record]) -> tuple[int, bool, int]:
+    """The place of a problem in the table: by pass, mask and length."""
+    first = group[0]
+    return DIRECTIONS.index(first["direction"]), first["causal"], first["nk"]
 
 
 def decode_problems(envs: Sequence[Record]) -> int:

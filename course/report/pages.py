@@ -187,5 +187,7 @@ def draw(folder: Path) -> list[Path]:
         views.plot(*train, loss, look)
         written += [traffic, within, over_time, loss]
         if RING.exists():
-            written += plots.plot(*read(RING), folder, look=look)
+            env, cells = read(RING)
+            cells = [cell for cell in cells if cell["nk"] == comparisons.RING_SHOWN]
+            written += plots.plot(env, cells, folder, look=look)
     return written
