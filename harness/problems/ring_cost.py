@@ -10,9 +10,9 @@ those of its q, with elements of e bytes; dK and dV travel in float32, D = 2 b h
                         added up in float32
     pairs      without a mask n^2 at each of the W hops; causal n (n + 1) / 2 at the first, then
                n^2 / 2 in zigzag, n^2 on the last rank in order
-    ring       at each hop max(compute + merge, send), or their sum without overlap; forward it
-               sends KV at all hops but the last; backward too, and D at all but the first, and D
-               home: a half while the second half of the last hop is computed, a half at the end
+    ring       at each hop max(compute + merge, send), or their sum without overlap; it sends KV at
+               all hops but the last, and backward D at all but the first two, and D home while the
+               second half of the own keys is computed
     gather     send (W - 1) KV, put W KV together, compute all; backward the reverse
     Ulysses    send (W - 1) / W (2 Q + KV), some of it before and some after computing all; cut and
                put together 2 Q + KV, at the same times
@@ -103,34 +103,49 @@ def ring_pass(
     problem: Problem, machine: Machine, zigzag: bool, overlap: bool, factor: float, now: float
 ) -> Iterator[Span]:
     """One pass round the ring, from the time `now` on."""
-    q, kv = part_bytes(problem)
-    size, last = ITEMSIZE[problem.dtype], problem.world - 1
-    gradients = kv / size * GRADIENT_SIZE if factor > 1 else 0.0
     each = 4 * problem.b * problem.h * problem.d * factor / machine.rate
-    wide = q / size * GRADIENT_SIZE
-    moved = 3 * (wide + gradients) if gradients else 2 * (wide if problem.world > 2 else q) + q
-    merge = moved / machine.hbm
-    hops = [
-        (1.0, seen, kv * (hop < last) + gradients * (hop > 0))
-        for hop, seen in enumerate(pairs(problem, zigzag))
-    ]
-    home = gradients
-    if gradients and overlap and problem.b * problem.hk > 1:  # half of D goes home meanwhile
-        _, seen, sent = hops.pop()
-        hops += [(0.5, seen, sent / 2), (0.5, seen, sent / 2 + home / 2)]
-        home /= 2
-    for hop, (part, seen, sent) in enumerate(hops):
+    hops = backward_hops(problem, zigzag) if factor > 1 else forward_hops(problem, zigzag)
+    for seen, sent, moved in hops:
         arrived = now + (machine.latency + sent / machine.link if sent else 0.0)
         if sent:
             yield Span("send", now, arrived, sent)
-        computed = (now if overlap else arrived) + each * seen * part + machine.launch
-        yield Span("compute", computed - each * seen * part - machine.launch, computed)
-        if hop:
-            yield Span("merge", computed, computed + merge * part + machine.launch)
-            computed += merge * part + machine.launch
-        now = max(arrived, computed)
-    if home:
-        yield Span("send", now, now + machine.latency + home / machine.link, home)
+        begun = now if overlap else arrived
+        now = begun
+        if seen:
+            now += each * seen + machine.launch
+            yield Span("compute", begun, now)
+        if factor > 1:  # what arrives is added to
+            now = max(now, arrived)
+        if moved:
+            begun, now = now, now + moved / machine.hbm + machine.launch
+            yield Span("merge", begun, now)
+        now = max(now, arrived)
+
+
+def forward_hops(problem: Problem, zigzag: bool) -> list[tuple[float, float, float]]:
+    """Of each hop: pairs that are computed, bytes that are sent, bytes that merging moves."""
+    q, kv = part_bytes(problem)
+    wide = q / ITEMSIZE[problem.dtype] * GRADIENT_SIZE
+    merge = 2 * (wide if problem.world > 2 else q) + q
+    last = problem.world - 1
+    return [
+        (seen, kv * (hop < last), merge * (hop > 0))
+        for hop, seen in enumerate(pairs(problem, zigzag))
+    ]
+
+
+def backward_hops(problem: Problem, zigzag: bool) -> list[tuple[float, float, float]]:
+    """The same: half of the own keys, those of the others, the other half."""
+    q, kv = part_bytes(problem)
+    wide, gradients = (x / ITEMSIZE[problem.dtype] * GRADIENT_SIZE for x in (q, kv))
+    own, *others = pairs(problem, zigzag)
+    first = own / 2 if problem.b * problem.hk > 1 else own  # a single head isn't cut
+    hops = [(first, kv, 0.0)]
+    for hop, seen in enumerate(others, 1):
+        sent = kv * (hop < problem.world - 1) + gradients * (hop > 1)
+        hops.append((seen, sent, 3 * (wide + gradients) * (hop > 1)))
+    hops.append((own - first, gradients, 2 * (wide + gradients) + q + kv))
+    return hops
 
 
 def other_pass(
@@ -174,25 +189,28 @@ def peak_bytes(problem: Problem, copies: str = "group") -> int:
     """The most memory that stage 10 takes on a rank, above its inputs and with its outputs, bytes.
 
     Forward: received K and V, of two hops at the most; o so far, in float32 where more than two
-    ranks merge; o of one hop; two lse. Backward: o and lse, dq so far and dK and dV that go on, in
-    float32; what stage 9's kernels take for a hop and give: dq's sums and dq, dK and dV, two rows
-    of numbers. With two ranks that hop is the last, which is done in halves. By process group also
-    what comes meanwhile: K and V of two hops and dK and dV; or K and V of one, and three halves.
-    What copy engines receive is no part of the allocator's memory.
+    ranks merge; o of one hop; two lse. Backward, in float32: half of what the own keys add, dq so
+    far, dK and dV that go round; what stage 9's kernels take for a hop and give, dq's sums and dq,
+    dK and dV, two rows of numbers; o and lse; by process group what comes meanwhile. What copy
+    engines receive is no part of the allocator's memory.
     """
     q, kv = part_bytes(problem)
-    size, two = ITEMSIZE[problem.dtype], problem.world == 2
+    size, world = ITEMSIZE[problem.dtype], problem.world
     wide, gradients = q / size * GRADIENT_SIZE, kv / size * GRADIENT_SIZE
     lse = wide / problem.d
     by_group = copies == "group"
-    received = by_group * min(problem.world - 1, 2) * kv
-    forward = received + (q if two else wide) + q + 2 * lse
+    forward = by_group * min(world - 1, 2) * kv + (wide if world > 2 else q) + q + 2 * lse
     if problem.direction == "fwd":
         return round(forward)
-    halved = two and problem.b * problem.hk > 1
-    hop = 2 * wide + gradients
-    if problem.causal:  # of the last hop half the rows and all keys count, or the reverse
-        hop = max(wide + gradients, 2 * wide + gradients / 2)
-    hop = (hop + 2 * lse) / (1 + halved)
-    received += by_group * gradients * (1.5 if halved else 1)
-    return round(max(forward, q + lse + wide + gradients + hop + received))
+    cut = 2 if problem.b * problem.hk > 1 else 1
+    held = q + lse + (wide + gradients) / cut  # at each hop but the first
+    whole = 2 * wide + gradients
+    hop = max(wide + gradients, whole - gradients / 2) if problem.causal else whole
+    second = held + hop + 2 * lse + by_group * kv * min(world - 1, 2)
+    third = held + wide + gradients + hop + 2 * lse + by_group * (2 * kv + gradients)
+    if world == 3:  # its K and V go no further
+        third -= by_group * kv
+    last = held + wide + gradients + by_group * gradients
+    last += (whole + 2 * lse) / 2 if cut == 2 else 0.0
+    end = 2 * q + lse + kv + 2 * wide + gradients + by_group * gradients  # all, and rounded
+    return round(max(forward, second, third if world > 2 else 0.0, last, end))

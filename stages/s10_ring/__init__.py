@@ -14,9 +14,9 @@ meet all keys, so at hop s = 0, 1, ..., W - 1 it
     links    all K, V one on        all K, V one on
 
 The backward pass goes round once more, with the o and lse of all keys (local.py). dK and dV travel,
-too, one hop behind the K and V they belong to: each rank adds its share, and after W hops they are
-home. Nothing is computed during that last exchange, so the last hop is done in two halves, and the
-first half's sums go home while the second is computed. Read the rest of the stage in this order:
+too, one hop behind the K and V they belong to: each rank adds its share. The keys of its own that a
+rank sees are done in two halves: the first while the first K and V come, the second while the sums
+of all others come home. Read the rest of the stage in this order:
 
     schedule.py      who holds what, and which block of attention each hop is; why zigzag
     merge.py         how results over different keys become one; merge_kernel.py is its kernel
@@ -29,18 +29,17 @@ first half's sums go home while the second is computed. Read the rest of the sta
 The first three are the idea, the others what it takes to be fast, and never to hang or be wrong.
 
 Cost, per rank: 1 / W of the FLOPs. Sent: 2 B Hk Nk d (W - 1) / W elements in each pass, and in the
-backward pass 2 B Hk Nk d of float32. Memory above q, k, v and o, for parts of S = B Hk Nk d / W and
+backward pass as many of float32. Memory above q, k, v and o, for parts of S = B Hk Nk d / W and
 R = B H Nq d / W elements of e bytes: o between hops 4 R, one hop's R e; in the backward pass dq
-4 R, dK and dV that go on 8 S, what a hop's kernels make 8 (R + S). Received meanwhile: 4 S e at the
-most, backward 4 S (e + 2). With W = 2 less: o as the kernel gives it, and half a hop. Copy engines
-receive in slots that are kept between calls, 6 S e or 6 S (e + 4). Nothing grows with W, while S
-and R shrink.
+4 R, dK and dV that go round 8 S, half of those of the own keys 2 R + 4 S, what a hop's kernels make
+8 (R + S). Received meanwhile: 4 S e at the most, backward 4 S (e + 2). With W = 2 less: o as the
+kernel gives it, and half a hop. Copy engines receive in slots that are kept between calls, 6 S e or
+6 S (e + 4). Nothing grows with W, while S and R shrink.
 What it bought: a sequence that one GPU can't hold, or 1 / W of the time (Ring Attention with
 Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 """
 
 import os
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -56,7 +55,6 @@ from stages.contract import FirstDerivative, Stage, check_inputs
 
 from .agreement import Parts, Plan, agree, cut_as_told, make_plan
 from .calls import call_on
-from .copies import Exchange
 from .local import best, wide
 from .merge import merge
 from .schedule import Hop, Span, length, spans
@@ -113,7 +111,6 @@ def forward(
 
 
 Piece = tuple[slice, slice, slice]  # some batch entries, heads of q, heads of k
-Shares = tuple[list[Tensor], list[Tensor]]  # [dq] of a hop's rows and [dk, dv] of its keys, or []
 ALL = slice(None)
 
 
@@ -122,42 +119,54 @@ def backward(
     seqlens_k: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return dq, dk, dv of this rank's part; None where not wanted. o and lse are of all keys."""
-    exchange, own = plan.exchange(k), (k, v)
-    k, v = k.contiguous(), v.contiguous()
+    exchange, world, own = plan.exchange(k), plan.world, [k, v]
     wants_q, wants_kv = plan.wanted[0], any(plan.wanted[1:])
 
-    def share(now: Hop, piece: Piece = (ALL, ALL, ALL)) -> Shares:
-        """What the hop adds to the gradients, in float32."""
-        if now.empty:
-            return [], []
+    def share(
+        now: Hop, kv: list[Tensor], piece: Piece = (ALL, ALL, ALL)
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """What a hop adds in float32: [dq] of its rows, [dk, dv] of its keys; [] if not wanted."""
         b, h, h_k = piece
-        lengths = None if seqlens_k is None else valid(seqlens_k[b], now.spans)
-        dq, dk, dv = plan.local.backward(
+        (k, v), lengths = kv, None if seqlens_k is None else valid(seqlens_k[b], now.spans)
+        given = (
             q[b, h, now.rows], k[b, h_k, now.keys], v[b, h_k, now.keys], o[b, h, now.rows],
-            lse[b, h, now.rows], do[b, h, now.rows], now.causal, lengths,
-            (wants_q, wants_kv, wants_kv),
+            lse[b, h, now.rows], do[b, h, now.rows],
         )  # fmt: skip
+        if now.empty:
+            dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in given[:3])
+        else:
+            wanted = wants_q, wants_kv, wants_kv
+            dq, dk, dv = plan.local.backward(*given, now.causal, lengths, wanted)
         return [dq] if wants_q else [], [dk, dv] if wants_kv else []
 
-    for step in range(plan.world - 1):
-        now = plan.hop(step)
-        if step == 0:  # all rows, and its own keys: the first of all shares
-            exchange.post([k, v], [plan.shape(1, k)] * 2)
-            dq, dkv = share(now)  # dkv: the sums of all ranks that have had these keys so far
-            k, v = exchange.wait()
-        else:  # K and V go on to the next hop; dK and dV of the last hop's keys follow to this one
-            following = [plan.shape(step, k)] * len(dkv)
-            exchange.post([k, v, *dkv], [plan.shape(step + 1, k)] * 2 + following)
-            dq_share, dkv_share = share(now)
-            k, v, *dkv = exchange.wait()
-            add(dq, (ALL, ALL, now.rows), dq_share)
-            add(dkv, (ALL, ALL, now.keys), dkv_share)
-            del dq_share, dkv_share  # before the next hop's are made
-    # without overlap halves gain nothing, and the slot of k would be free before the second one
-    pieces = halves(q, k) if plan.overlap else [(ALL, ALL, ALL)]
-    home = last_hop(plan, exchange, share, pieces, dq, dkv, k, own)
-    none: list[Any] = [None, None]
-    totals = ([x.to(q.dtype) for x in dq] or none[:1]) + (home or none)
+    first, *second = halves(q, k)
+    kv = [x.contiguous() for x in own]
+    exchange.post(kv, [plan.shape(1, k)] * 2)
+    kept = [(first, *share(plan.hop(0), own, first))]
+    kv = exchange.wait()
+    dq: list[Tensor] = []  # of the hops so far
+    sums: list[Tensor] = []  # of dK and dV of this hop's keys, by the ranks that have had them
+    for step in range(1, world):
+        now, more = plan.hop(step), step + 1 < world
+        going = (kv if more else []) + sums  # the sums are those of the last hop's keys
+        coming = [plan.shape(step + 1, k)] * 2 * more + [plan.shape(step, k)] * len(sums)
+        if going:
+            exchange.post(going, coming)
+        dq_share, dkv_share = share(now, kv)
+        arrived = exchange.wait() if going else []
+        kv, sums = arrived[: 2 * more], arrived[2 * more :]
+        dq = add(dq, dq_share, q.shape[2], now.rows)
+        sums = add(sums, dkv_share, plan.shape(step, k)[2], now.keys)
+        del dq_share, dkv_share, going, arrived  # before the next hop's are made
+    if sums:
+        exchange.post(sums, [k.shape] * 2)  # home
+    kept += [(piece, *share(plan.hop(0), own, piece)) for piece in second]
+    if sums:
+        sums = exchange.wait()
+    totals = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
+    for (b, h, h_k), dq_share, dkv_share in kept:
+        round_sums(totals[:1], (b, h), dq, dq_share)
+        round_sums(totals[1:], (b, h_k), sums, dkv_share)
     return tuple(x if want else None for x, want in zip(totals, plan.wanted, strict=True))
 
 
@@ -171,45 +180,22 @@ def halves(q: Tensor, k: Tensor) -> list[Piece]:
     return [(ALL, slice(a * group, b * group), slice(a, b)) for a, b in cuts]
 
 
-def last_hop(
-    plan: Plan, exchange: Exchange, share: Callable[[Hop, Piece], Shares], pieces: list[Piece],
-    dq: list[Tensor], dkv: list[Tensor], k: Tensor, own: tuple[Tensor, Tensor],
-) -> list[Tensor]:  # fmt: skip
-    """Compute the last hop, with the keys `k`, and bring home dk and dv of the keys in `own`.
-
-    What one piece adds up to goes home while the next is computed. `dkv` is empty afterwards.
-    """
-    now = plan.hop(plan.world - 1)
-    sums: list[Tensor] = []  # of the piece before, on their way home
-    shapes: list[tuple[int, ...]] = []  # of what comes home meanwhile
-    home: list[list[Tensor]] = []  # what has come
-    for b, h, h_k in pieces:
-        if dkv:
-            exchange.post([x[b, h_k] for x in dkv] + sums, [k[b, h_k].shape] * 2 + shapes)
-        dq_share, dkv_share = share(now, (b, h, h_k))
-        if dkv:
-            arrived = exchange.wait()
-            sums, shapes = arrived[:2], [own[0][b, h_k].shape] * 2
-            home.append(arrived[2:])
-        add(dq, (b, h, now.rows), dq_share)
-        add(sums, (ALL, ALL, now.keys), dkv_share)
-        del dq_share, dkv_share  # before the next piece's are made
-    if not dkv:
-        return []
-    dkv.clear()  # all are sent: their memory is free
-    exchange.post(sums, shapes)
-    home.append(exchange.wait())
-    totals = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in own]
-    for (b, _, h_k), arrived in zip(pieces, home[1:], strict=True):
-        for total, x in zip(totals, arrived, strict=True):
-            total[b, h_k] = x
+def add(totals: list[Tensor], shares: list[Tensor], n: int, place: slice) -> list[Tensor]:
+    """Add shares, (B, H, N, d) of the rows `place`, to totals of n rows; the first start them."""
+    if not totals:
+        rest = 0, 0, place.start, n - place.stop
+        return [torch.nn.functional.pad(x, rest) if any(rest) else x for x in shares]
+    for total, x in zip(totals, shares, strict=True):
+        total[:, :, place] += x
     return totals
 
 
-def add(totals: list[Tensor], place: Piece, shares: list[Tensor]) -> None:
-    """Add to some batch entries, heads and rows or keys of (B, H, N, d) each."""
-    for total, x in zip(totals, shares, strict=False):  # no shares of a hop that sees nothing
-        total[place] += x
+def round_sums(
+    totals: list[Tensor], piece: tuple[slice, slice], sums: list[Tensor], shares: list[Tensor]
+) -> None:
+    """Write a piece of `sums`, and the own keys' shares of it, to totals in the inputs' dtype."""
+    for total, x, y in zip(totals, sums, shares, strict=False):  # none of what isn't wanted
+        torch.add(x[piece], y, out=total[piece])
 
 
 class Ring(torch.autograd.Function):

@@ -75,8 +75,8 @@ class Plan(NamedTuple):
         """How K and V travel and, where there will be gradients, dK and dV in float32."""
         most = k[:, :, 0].numel() * max(map(length, self.k_spans))
         needed = 2 * ways.aligned(most * k.element_size())
-        if any(self.wanted):  # in whole, or in two halves
-            needed += 2 * ways.aligned(most * wide(k.dtype).itemsize) + 2 * ways.ALIGNED
+        if any(self.wanted):
+            needed += 2 * ways.aligned(most * wide(k.dtype).itemsize)
         return ways.make_exchange(self.copies, self.overlap, self.group, k.device, needed)
 
 

@@ -92,7 +92,8 @@ class ByGroup:
             for work in self.works:
                 work.wait()
         self.works.clear()  # gloo's hold what was sent
-        return self.incoming
+        found, self.incoming = self.incoming, []  # its memory is the caller's
+        return found
 
     @contextmanager
     def naming(self) -> Iterator[None]:

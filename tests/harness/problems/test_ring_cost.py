@@ -70,7 +70,7 @@ def test_bytes_in_place_of_formulas(world):
     gradients = kv  # in float32, too
     assert sent_bytes(of(world), "ring") == sent_bytes(of(world), "gather") == (world - 1) * kv
     training = of(world, direction="train")
-    assert sent_bytes(training, "ring") == 2 * (world - 1) * kv + world * gradients
+    assert sent_bytes(training, "ring") == (world - 1) * (2 * kv + gradients)
     assert sent_bytes(of(world), "ulysses") == (world - 1) * (2 * q + kv) // world
     assert sent_bytes(of(world), ONE_GPU) == 0
     assert sent_bytes(of(world), "context_parallel_alltoall") is None
