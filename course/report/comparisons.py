@@ -24,6 +24,7 @@ RING_PEERS = {
     "gather": "gather", "ulysses": "Ulysses", "context_parallel": "context_parallel",
 }  # fmt: skip
 RING_SHOWN = 32768  # the N of the picture
+PREDICTED = (32768, 65536, 131072, 262144, 524288)  # N of four and eight GPUs
 NOT_MEASURED = "Not measured yet: the commands above, on a GPU."
 # of docs/figures, as `pages.draw` draws it
 RING_PICTURE = """\
@@ -248,6 +249,29 @@ def ring() -> str:
         *cut_off(len(groups.by_problem(env["plan"])), len(body)),
     ])  # fmt: skip
     return f"{text.part(' | '.join(heads), body, note, env)}\n\n{RING_PICTURE}"
+
+
+def ring_predicted() -> str:
+    """What the cost model says of four and eight GPUs, by the rates and the link of two."""
+    if not text.RING.exists():
+        return NOT_MEASURED
+    env, cells = read(text.RING)
+    found = [(Problem.from_json(group[0]), rings.machine_of(group)) for group in
+             sorted(groups.by_problem(cells), key=ring_order)]  # fmt: skip
+    longest = {(one.direction, one.causal): (one, machine) for one, machine in found if machine}
+    body = []
+    for world, causal in product((4, 8), text.MASKS):
+        for n in PREDICTED:
+            row: list[object] = [world, text.MASKS[causal], n]
+            for direction in ("fwd", "train"):
+                one, machine = longest[direction, causal]
+                one = replace(one, world=world, nq=n, nk=n)
+                ring, alone = (ring_cost.seconds(one, machine, x) for x in ("ring", ONE_GPU))
+                row += [show_time(1e3 * ring), f"{alone / ring / world:.2f}"]
+            body.append(row)
+    header = "GPUs | mask | N | forward | of ideal | training | of ideal"
+    note = "Of ideal: one GPU's time over the ring's, and over the number of GPUs. No measurement."
+    return text.part(header, body, note, env)
 
 
 def ring_order(group: Sequence[Record]) -> tuple[int, bool, int]:

@@ -96,6 +96,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "pitfalls-001": partial(course.pitfalls, "001"),
     # docs/ring.md
     "ring": comparisons.ring,
+    "ring-predicted": comparisons.ring_predicted,
     "cluster": course.cluster,
 }
 
