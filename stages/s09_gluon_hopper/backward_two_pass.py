@@ -99,6 +99,7 @@ class QueryParts:
     @gluon.jit
     def producer_load(self, q_desc, do_desc, rows_desc, b, h, start_m, count):
         """Load what is there for tile `count` of the queries; the part with a free slot last."""
+        FIRST_D: gl.constexpr = q_desc.block_shape[3]
         slot = (2 * count) % self.rows.shape[0]
         self.q.producer_acquire(2 * count)
         full = self.q.full.index(slot)
@@ -106,12 +107,12 @@ class QueryParts:
         async_load(q_desc, [b, h, start_m, 0], full, self.q.tiles.index(slot))
         async_load(rows_desc, [b, h, 0, start_m], full, self.rows.index(slot))
         load_parts(self.do, do_desc, b, h, start_m, count, 2)
-        self.q.producer_load(q_desc, [b, h, start_m, q_desc.block_shape[3]], 2 * count + 1)
+        self.q.producer_load(q_desc, [b, h, start_m, FIRST_D], 2 * count + 1)
 
     @gluon.jit
-    def part(self, pipe, i: gl.constexpr, count):
+    def consumer_wait(self, pipe, i: gl.constexpr, count):
         """The i-th part of a tile, (BLOCK_M, 128) or (BLOCK_M, SECOND_D), as soon as it is there."""
-        tile = pipe.consumer_wait(2 * count + i)
+        tile = pipe.consumer_wait(2 * count + i + unknown_zero(count))
         return first_columns(tile, self.SECOND_D if i else tile.shape[1])
 
     @gluon.jit
@@ -121,14 +122,13 @@ class QueryParts:
 
 
 @gluon.jit
-def start_scores(keys, queries, pipe, count, zero, c: gl.constexpr, S: gl.constexpr):
-    """Start S^T = K Q^T or dP^T = V dO^T, (64, BLOCK_M), the sum over both parts of d."""
-    s = gl.zeros([64, pipe.tiles.shape[3]], gl.float32, S)
-    for i in gl.static_range(2):
-        k = keys.part(i, zero).slice(64 * c, 64, 0)
-        q = queries.part(pipe, i, count)
-        s = warpgroup_mma(k, q.permute([1, 0]), s, use_acc=i > 0, is_async=True)
-    return s
+def start_scores(s, keys, i: gl.constexpr, queries, zero, c: gl.constexpr):
+    """Start S^T = K Q^T or dP^T = V dO^T, (64, BLOCK_M), of the first part of d, or add the second.
+
+    keys are K or V, queries the i-th part of a tile of Q or dO.
+    """
+    k = keys.part(i, zero).slice(64 * c, 64, 0)
+    return warpgroup_mma(k, queries.permute([1, 0]), s, use_acc=i > 0, is_async=True)
 
 
 @gluon.jit
@@ -152,9 +152,14 @@ def values_mainloop(
     S: gl.constexpr = matrix_layout(problem.BLOCK_M)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, dv[0].type.layout, 2)
     keys = start_n + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
+    s_zero = zeros(problem.BLOCK_M)
     for i in range(first, end):
-        s = start_scores(k_parts, queries, queries.q, q_count, unknown_zero(q_count), c, S)
+        zero = unknown_zero(q_count)
+        q0 = queries.consumer_wait(queries.q, 0, q_count)
         lse = queries.row(q_count, 0, S)  # (BLOCK_M,)
+        s = start_scores(s_zero, k_parts, 0, q0, zero, c)
+        q1 = queries.consumer_wait(queries.q, 1, q_count)
+        s = start_scores(s, k_parts, 1, q1, zero, c)
         s = warpgroup_mma_wait(0, deps=[s])
         queries.q.consumer_release(2 * q_count)
         queries.q.consumer_release(2 * q_count + 1)
@@ -162,8 +167,10 @@ def values_mainloop(
         if MASKED:
             p = hide_unseen(p, keys, i * problem.BLOCK_M, Nk_valid, problem)
         p_left = gl.convert_layout(p.to(queries.do.tiles.dtype), LEFT)
-        dv0 = warpgroup_mma(p_left, queries.part(queries.do, 0, q_count), dv[0], is_async=True)
-        dv1 = warpgroup_mma(p_left, queries.part(queries.do, 1, q_count), dv[1], is_async=True)
+        do0 = queries.consumer_wait(queries.do, 0, q_count)
+        dv0 = warpgroup_mma(p_left, do0, dv[0], is_async=True)
+        do1 = queries.consumer_wait(queries.do, 1, q_count)
+        dv1 = warpgroup_mma(p_left, do1, dv[1], is_async=True)
         dv0 = warpgroup_mma_wait(1, deps=[dv0])
         queries.do.consumer_release(2 * q_count)
         dv1 = warpgroup_mma_wait(0, deps=[dv1])
@@ -186,32 +193,38 @@ def keys_mainloop(
     S: gl.constexpr = matrix_layout(BLOCK_M)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, dk[0].type.layout, 2)
     keys = start_n + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
+    s_zero = zeros(BLOCK_M)
     for i in range(first, end):
         zero = unknown_zero(q_count)
-        queries.part(queries.q, 0, q_count)
-        # once the products run, they keep shared memory busy
-        lse, delta = queries.row(q_count, 0, S), queries.row(q_count, 1, S)  # (BLOCK_M,)
-        s = start_scores(k_parts, queries, queries.q, q_count, zero, c, S)
-        dp = start_scores(v_parts, queries, queries.do, q_count, zero, c, S)
+        q0 = queries.consumer_wait(queries.q, 0, q_count)
+        lse = queries.row(q_count, 0, S)  # (BLOCK_M,)
+        s = start_scores(s_zero, k_parts, 0, q0, zero, c)
+        q1 = queries.consumer_wait(queries.q, 1, q_count)
+        s = start_scores(s, k_parts, 1, q1, zero, c)
+        do0 = queries.consumer_wait(queries.do, 0, q_count)
+        dp = start_scores(s_zero, v_parts, 0, do0, zero, c)
+        do1 = queries.consumer_wait(queries.do, 1, q_count)
+        dp = start_scores(dp, v_parts, 1, do1, zero, c)
         s = warpgroup_mma_wait(2, deps=[s])  # both parts of dP still run
         p = gl.exp2(s * qk_scale - lse[None, :])  # (64, BLOCK_M)
         if MASKED:
             p = hide_unseen(p, keys, i * BLOCK_M, Nk_valid, problem)
+        delta = queries.row(q_count, 1, S)  # (BLOCK_M,); earlier there are too few registers
         dp = warpgroup_mma_wait(0, deps=[dp])
         queries.do.consumer_release(2 * q_count)
         queries.do.consumer_release(2 * q_count + 1)
         ds = (p * (dp + delta[None, :])).to(queries.q.tiles.dtype)  # (64, BLOCK_M)
         ds_left = gl.convert_layout(ds, LEFT)
-        q0, q1 = queries.part(queries.q, 0, q_count), queries.part(queries.q, 1, q_count)
         if problem.DQ:
-            ds_smem.slice(64 * c, 64, 1).permute([1, 0]).store(ds)
+            ds_all = ds_smem.index(zero)  # (BLOCK_M, 128), as dQ reads it
+            ds_all.slice(64 * c, 64, 1).permute([1, 0]).store(ds)
             # it runs while the consumers wait for each other
             dk0 = warpgroup_mma(ds_left, q0, dk[0], is_async=True)
             fence_async_shared()
             named_barrier("bar.sync", DS_STORED, 256)
             k_columns = k_parts.part(c, zero)  # (128, 128), or of the second part (128, SECOND_D)
             dq_zero = zeros(k_columns.shape[1])
-            dq = warpgroup_mma(ds_smem, k_columns, dq_zero, use_acc=False, is_async=True)
+            dq = warpgroup_mma(ds_all, k_columns, dq_zero, use_acc=False, is_async=True)
             dk1 = warpgroup_mma(ds_left, q1, dk[1], is_async=True)
             dk0, dq = warpgroup_mma_wait(1, deps=[dk0, dq])
             queries.q.consumer_release(2 * q_count)  # not before dQ is done: dS has one place
@@ -235,7 +248,7 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
     d, Hk, _, scale = sizes
     problem = scheduler.problem
     mainloop: gl.constexpr = values_mainloop if VALUES else keys_mainloop
-    COLUMNS: gl.constexpr = (k_parts.pipe.tiles.shape[4], problem.SECOND_D)
+    FIRST_D: gl.constexpr = k_parts.pipe.tiles.shape[4]
     q_count = 0  # query tiles so far
     kv_count = 0  # work tiles so far
     b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(0)
@@ -252,7 +265,7 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
                         clear_hidden_keys(v_parts.part(i, 0).slice(64 * c, 64, 0), own, Nk_valid)
                 fence_async_shared()  # the matrix unit reads what threads wrote
                 barrier()  # among this consumer's four warps
-        gradient = [zeros(n) for n in COLUMNS]
+        gradient = [zeros(FIRST_D), zeros(problem.SECOND_D)]
         for g in range(problem.group):
             head = b * problem.H + h_k * problem.group + g
             if problem.CAUSAL or problem.EDGE:
@@ -270,7 +283,7 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
             x = gradient[i] if VALUES else gradient[i] * scale
             x = x.to(gradient_ptr.dtype.element_ty)
             # from where products leave it: shared memory has no room to put whole rows together
-            store_rows(gradient_ptr, x, i * COLUMNS[0], row, own, Nk_valid, problem.Nk, d)
+            store_rows(gradient_ptr, x, i * FIRST_D, row, own, Nk_valid, problem.Nk, d)
         kv_count += 1
         b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(kv_count)
 
@@ -308,10 +321,10 @@ def two_pass_kernel(
     queries = QueryParts(q_pipe, do_pipe, rows, SECOND_D)
     k_parts, v_parts = KeyParts(k_pipe, SECOND_D), KeyParts(v_pipe, SECOND_D)
     scheduler = make_scheduler(problem, gl.cdiv(Nk, BLOCK_N), heads, section, tiles, 2)
-    ds_smem = None
+    ds_smem = rows  # stands in, and isn't read
     if DQ:
         swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-        ds_smem = gl.allocate_shared_memory(q_desc.dtype, [BLOCK_M, 128], swizzled)
+        ds_smem = gl.allocate_shared_memory(q_desc.dtype, [1, BLOCK_M, 128], swizzled)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()  # among the kernel's own four warps, before any role begins
     common = (
