@@ -84,15 +84,16 @@ class QueryPipeline:
     @gluon.jit
     def row(self, count, which: gl.constexpr, S: gl.constexpr):
         """0: lse, 1: -delta of a tile that was waited for, (BLOCK_M,)."""
-        return load_row(self.rows, count % self.rows.shape[0], which, S)
+        return load_row(self.rows, count, which, S)
 
 
 @gluon.jit
-def load_row(rows, slot, which: gl.constexpr, S: gl.constexpr):
-    """0: lse, 1: -delta from a slot of `rows` (slots, 1, 1, 2, BLOCK_M), as a row of S has them."""
+def load_row(rows, count, which: gl.constexpr, S: gl.constexpr):
+    """0: lse, 1: -delta from slot count % slots of `rows` (slots, 1, 1, 2, BLOCK_M)."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    rows = reinterpret(rows, gl.float32, [2 * rows.shape[0], rows.shape[4]], plain)
-    return rows.index(2 * slot + which).load(gl.SliceLayout(0, S))
+    slots: gl.constexpr = rows.shape[0]
+    rows = reinterpret(rows, gl.float32, [2 * slots, rows.shape[4]], plain)
+    return rows.index(2 * (count % slots) + which).load(gl.SliceLayout(0, S))
 
 
 @gluon.jit
@@ -149,14 +150,13 @@ def reduce_add_dq(dq, place, sums_desc, tile, c: gl.constexpr):
 
 
 @gluon.jit
-def hide_unseen(p, keys, start_m, Nk_valid, problem):
-    """p (64, BLOCK_M) of the queries from start_m on, 0 where a query doesn't see a key."""
-    S: gl.constexpr = p.type.layout
+def seen_by(start_m, keys, Nk_valid, problem, S: gl.constexpr):
+    """Which of `keys` (64,) the queries from start_m on see: (64, BLOCK_M), or (64, 1) if all."""
     seen = (keys < Nk_valid)[:, None]
     if problem.CAUSAL:
-        cols = start_m + gl.arange(0, p.shape[1], layout=gl.SliceLayout(0, S))
+        cols = start_m + gl.arange(0, problem.BLOCK_M, layout=gl.SliceLayout(0, S))
         seen = seen & (keys[:, None] <= cols[None, :] + (problem.Nk - problem.Nq))
-    return gl.where(seen, p, 0.0)
+    return seen
 
 
 @gluon.jit
@@ -193,7 +193,7 @@ def mainloop(
             lse = queries.row(q_count, 0, S)
         p = gl.exp2(s * qk_scale - lse[None, :])  # (64, BLOCK_M)
         if MASKED:
-            p = hide_unseen(p, keys, i * BLOCK_M, Nk_valid, problem)
+            p = gl.where(seen_by(i * BLOCK_M, keys, Nk_valid, problem, S), p, 0.0)
         p_left = gl.convert_layout(p.to(dtype), LEFT)
         dp = warpgroup_mma_wait(0, deps=[dp])
         if BLOCK_D == 64:
@@ -246,19 +246,13 @@ def clear_hidden_keys(tile, start_n, Nk_valid):
 
 
 @gluon.jit
-def store_gradient(ptr, x, row, start_n, Nk_valid, Nk, d):
-    """Write a consumer's 64 keys of dK or dV; 0 for keys that are hidden."""
-    L: gl.constexpr = rows_in_turn(x.shape[1])
+def store_gradient(
+    ptr, x, row, start_n, Nk_valid, Nk, d, L: gl.constexpr, FIRST_D: gl.constexpr = 0
+):
+    """Write 64 keys of dK or dV, columns from FIRST_D on, in layout L; 0 for keys that are hidden."""
     x = gl.convert_layout(x.to(ptr.dtype.element_ty), L)
-    store_rows(ptr, x, 0, row, start_n, Nk_valid, Nk, d)
-
-
-@gluon.jit
-def store_rows(ptr, x, column: gl.constexpr, row, start_n, Nk_valid, Nk, d):
-    """Write x (64, n) to the columns from `column` on, as `store_gradient`, in its own layout."""
-    L: gl.constexpr = x.type.layout
     keys = start_n + gl.arange(0, 64, layout=gl.SliceLayout(1, L))[:, None]
-    cols = column + gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, L))[None, :]
+    cols = gl.arange(FIRST_D, FIRST_D + x.shape[1], layout=gl.SliceLayout(0, L))[None, :]
     x = gl.where(keys < Nk_valid, x, 0.0)
     gl.store(ptr + (row + keys) * d + cols, x, mask=(keys < Nk) & (cols < d))
 
@@ -271,6 +265,7 @@ def consumer(common, c: gl.constexpr):
     problem = scheduler.problem
     BLOCK_D: gl.constexpr = k_pipe.tiles.shape[4]
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    ROWS: gl.constexpr = rows_in_turn(BLOCK_D)
     q_count = 0  # query tiles so far
     kv_count = 0  # work tiles so far
     b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(0)
@@ -299,8 +294,8 @@ def consumer(common, c: gl.constexpr):
         k_pipe.consumer_release(kv_count)
         v_pipe.consumer_release(kv_count)
         row = (b * Hk + h_k).to(gl.int64) * problem.Nk
-        store_gradient(dk_ptr, dk * scale, row, own, Nk_valid, problem.Nk, d)
-        store_gradient(dv_ptr, dv, row, own, Nk_valid, problem.Nk, d)
+        store_gradient(dk_ptr, dk * scale, row, own, Nk_valid, problem.Nk, d, ROWS)
+        store_gradient(dv_ptr, dv, row, own, Nk_valid, problem.Nk, d, ROWS)
         kv_count += 1
         b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(kv_count)
     if problem.DQ:

@@ -45,11 +45,11 @@ from .backward import (
     DS_STORED,
     K_EMPTY,
     clear_hidden_keys,
-    hide_unseen,
     in_register_order,
     load_row,
     producer,
-    store_rows,
+    seen_by,
+    store_gradient,
 )
 from .forward import first_columns, load_parts, matrix_layout, unknown_zero, zeros
 from .pipeline import Pipeline, make_pipeline, named_barrier
@@ -118,7 +118,7 @@ class QueryParts:
     @gluon.jit
     def row(self, count, which: gl.constexpr, S: gl.constexpr):
         """0: lse, 1: -delta of a tile whose first part of Q was waited for, (BLOCK_M,)."""
-        return load_row(self.rows, (2 * count) % self.rows.shape[0], which, S)
+        return load_row(self.rows, 2 * count, which, S)
 
 
 @gluon.jit
@@ -165,7 +165,7 @@ def values_mainloop(
         queries.q.consumer_release(2 * q_count + 1)
         p = gl.exp2(s * qk_scale - lse[None, :])  # (64, BLOCK_M)
         if MASKED:
-            p = hide_unseen(p, keys, i * problem.BLOCK_M, Nk_valid, problem)
+            p = gl.where(seen_by(i * problem.BLOCK_M, keys, Nk_valid, problem, S), p, 0.0)
         p_left = gl.convert_layout(p.to(queries.do.tiles.dtype), LEFT)
         do0 = queries.consumer_wait(queries.do, 0, q_count)
         dv0 = warpgroup_mma(p_left, do0, dv[0], is_async=True)
@@ -208,7 +208,7 @@ def keys_mainloop(
         s = warpgroup_mma_wait(2, deps=[s])  # both parts of dP still run
         p = gl.exp2(s * qk_scale - lse[None, :])  # (64, BLOCK_M)
         if MASKED:
-            p = hide_unseen(p, keys, i * BLOCK_M, Nk_valid, problem)
+            p = gl.where(seen_by(i * BLOCK_M, keys, Nk_valid, problem, S), p, 0.0)
         delta = queries.row(q_count, 1, S)  # (BLOCK_M,); earlier there are too few registers
         dp = warpgroup_mma_wait(0, deps=[dp])
         queries.do.consumer_release(2 * q_count)
@@ -281,9 +281,10 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
         row = (b * Hk + h_k).to(gl.int64) * problem.Nk
         for i in gl.static_range(2):
             x = gradient[i] if VALUES else gradient[i] * scale
-            x = x.to(gradient_ptr.dtype.element_ty)
-            # from where products leave it: shared memory has no room to put whole rows together
-            store_rows(gradient_ptr, x, i * FIRST_D, row, own, Nk_valid, problem.Nk, d)
+            # as products leave it: shared memory has no room to put whole rows together
+            store_gradient(
+                gradient_ptr, x, row, own, Nk_valid, problem.Nk, d, x.type.layout, i * FIRST_D
+            )
         kv_count += 1
         b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(kv_count)
 
