@@ -227,13 +227,13 @@ def keys_mainloop(
             dq = warpgroup_mma(ds_all, k_columns, dq_zero, use_acc=False, is_async=True)
             dk1 = warpgroup_mma(ds_left, q1, dk[1], is_async=True)
             dk0, dq = warpgroup_mma_wait(1, deps=[dk0, dq])
-            queries.q.consumer_release(2 * q_count)  # not before dQ is done: dS has one place
-            add_dq(dq, sums_ptr, head * gl.cdiv(problem.Nq, BLOCK_M) + i, c)
         else:
             dk0 = warpgroup_mma(ds_left, q0, dk[0], is_async=True)
             dk1 = warpgroup_mma(ds_left, q1, dk[1], is_async=True)
             dk0 = warpgroup_mma_wait(1, deps=[dk0])
-            queries.q.consumer_release(2 * q_count)
+        queries.q.consumer_release(2 * q_count)  # not before dQ is done: dS has one place
+        if problem.DQ:
+            add_dq(dq, sums_ptr, head * gl.cdiv(problem.Nq, BLOCK_M) + i, c)
         dk1 = warpgroup_mma_wait(0, deps=[dk1])
         queries.q.consumer_release(2 * q_count + 1)
         dk = [dk0, dk1]
