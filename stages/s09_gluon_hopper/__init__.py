@@ -57,8 +57,13 @@ STAGE = Stage(
     options=("causal", "seqlens_k", "gqa"),
     gradients=True,
     files=(
-        "first.py", "pipeline.py", "schedule.py", "forward.py", "backward.py",
-        "backward_two_pass.py", "launch.py",
+        "first.py",
+        "pipeline.py",
+        "schedule.py",
+        "forward.py",
+        "backward.py",
+        "backward_two_pass.py",
+        "launch.py",
     ),
 )
 

@@ -97,9 +97,7 @@ def load_row(rows, count, which: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def producer(
-    q_desc, do_desc, rows_desc, key_descs, counter_ptr, queries, key_pipes, scheduler, Hk
-):
+def producer(q_desc, do_desc, rows_desc, key_descs, counter_ptr, queries, key_pipes, scheduler, Hk):
     """The one warp that loads; key_descs and key_pipes are K's and, if it is needed, V's."""
     problem = scheduler.problem
     q_count = 0  # query tiles so far
@@ -249,7 +247,7 @@ def clear_hidden_keys(tile, start_n, Nk_valid):
 def store_gradient(
     ptr, x, row, start_n, Nk_valid, Nk, d, L: gl.constexpr, FIRST_D: gl.constexpr = 0
 ):
-    """Write 64 keys of dK or dV, columns from FIRST_D on, in layout L; 0 for keys that are hidden."""
+    """Write 64 keys of dK or dV, columns from FIRST_D on, in layout L; 0 for hidden keys."""
     x = gl.convert_layout(x.to(ptr.dtype.element_ty), L)
     keys = start_n + gl.arange(0, 64, layout=gl.SliceLayout(1, L))[:, None]
     cols = gl.arange(FIRST_D, FIRST_D + x.shape[1], layout=gl.SliceLayout(0, L))[None, :]

@@ -111,7 +111,7 @@ class QueryParts:
 
     @gluon.jit
     def consumer_wait(self, pipe, i: gl.constexpr, count):
-        """The i-th part of a tile, (BLOCK_M, 128) or (BLOCK_M, SECOND_D), as soon as it is there."""
+        """The i-th part of a tile, (BLOCK_M, 128 or SECOND_D), as soon as it is there."""
         tile = pipe.consumer_wait(2 * count + i + unknown_zero(count))
         return first_columns(tile, self.SECOND_D if i else tile.shape[1])
 
@@ -243,8 +243,8 @@ def keys_mainloop(
 
 @gluon.jit
 def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
-    """Warpgroup c: 64 keys of each work tile, from the scores to dV, or to dK and its part of dQ."""
-    gradient_ptr, _, queries, k_parts, v_parts, _, scheduler, sizes = common
+    """Warpgroup c: 64 keys of each work tile, from the scores to dV, or to dK and part c of dQ."""
+    gradient_ptr, _, _, k_parts, v_parts, _, scheduler, sizes = common
     d, Hk, _, scale = sizes
     problem = scheduler.problem
     mainloop: gl.constexpr = values_mainloop if VALUES else keys_mainloop

@@ -343,9 +343,7 @@ def launch_backward(
         sums_in = float32_descriptor(sums.data_ptr(), (sums.numel() // 256, 256), (16, 256))
     launches.preprocess((o, do, lse, rows, sums))
     counter = counter_of(device)
-    launches.main(
-        (q_desc, k_desc, v_desc, do_desc, rows_desc, sums_in, dk, dv, seqlens_k, counter)
-    )
+    launches.main((q_desc, k_desc, v_desc, do_desc, rows_desc, sums_in, dk, dv, seqlens_k, counter))
     if not DQ:
         return None, dk, dv
     dq = torch.empty(q.shape, dtype=dtype, device=device)

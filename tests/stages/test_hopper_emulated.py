@@ -140,6 +140,18 @@ def test_gradients_of_keys_and_values_alone_have_the_same_bits(d, name):
     assert all(map(torch.equal, got, want))
 
 
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+def test_gradients_left_in_float32_round_to_those_in_16_bits(d):
+    (q, k, v, dO), options, *_ = a_problem("causal, ragged", d)
+    with emulated(9) as stage:
+        o, lse, dq, *want = answers(stage, (q, k, v, dO), options, 0)
+        wanted = True, True, True
+        wide = stage.launch.launch_for(q, k, v, o, lse, dO, *options, wanted, wide=True)
+    assert {x.dtype for x in wide} == {torch.float32}
+    assert all(torch.equal(x.half(), y) for x, y in zip(wide[1:], want, strict=True))
+    assert (wide[0] - dq).norm() <= 2 * torch.finfo(dq.dtype).eps * dq.norm()
+
+
 SIZES = st.one_of(st.sampled_from([1, 63, 64, 65, 127, 128, 129, 192, 193]), st.integers(1, 300))
 DTYPES = st.sampled_from(["float16", "bfloat16"])
 
