@@ -283,8 +283,9 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
             x = gradient[i] if VALUES else gradient[i] * scale
             # as products leave it: shared memory has no room to put whole rows together
             store_gradient(
-                gradient_ptr, x, row, own, Nk_valid, problem.Nk, d, x.type.layout, i * FIRST_D
-            )
+                gradient_ptr, x, row, own, Nk_valid, problem.Nk, d, matrix_layout(x.shape[1]),
+                i * FIRST_D,
+            )  # fmt: skip
         kv_count += 1
         b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(kv_count)
 
