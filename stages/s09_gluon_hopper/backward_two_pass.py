@@ -197,7 +197,8 @@ def keys_mainloop(
     for i in range(first, end):
         zero = unknown_zero(q_count)
         q0 = queries.consumer_wait(queries.q, 0, q_count)
-        lse = queries.row(q_count, 0, S)  # (BLOCK_M,)
+        # once the products run, they keep shared memory busy
+        lse, delta = queries.row(q_count, 0, S), queries.row(q_count, 1, S)  # (BLOCK_M,)
         s = start_scores(s_zero, k_parts, 0, q0, zero, c)
         q1 = queries.consumer_wait(queries.q, 1, q_count)
         s = start_scores(s, k_parts, 1, q1, zero, c)
@@ -209,7 +210,6 @@ def keys_mainloop(
         p = gl.exp2(s * qk_scale - lse[None, :])  # (64, BLOCK_M)
         if MASKED:
             p = gl.where(seen_by(i * BLOCK_M, keys, Nk_valid, problem, S), p, 0.0)
-        delta = queries.row(q_count, 1, S)  # (BLOCK_M,); earlier there are too few registers
         dp = warpgroup_mma_wait(0, deps=[dp])
         queries.do.consumer_release(2 * q_count)
         queries.do.consumer_release(2 * q_count + 1)
