@@ -98,7 +98,7 @@ class QueryParts:
 
     @gluon.jit
     def producer_load(self, q_desc, do_desc, rows_desc, b, h, start_m, count):
-        """Load what is there for tile `count` of the queries; the part with a free slot last."""
+        """Load tile `count`, in the order in which slots become free: the second part of Q last."""
         FIRST_D: gl.constexpr = q_desc.block_shape[3]
         slot = (2 * count) % self.rows.shape[0]
         self.q.producer_acquire(2 * count)

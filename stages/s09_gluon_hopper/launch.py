@@ -138,11 +138,12 @@ BACKWARD: dict[int, dict[str, int]] = {
 BACKWARD_BLOCK_N = 128
 # for d above 128, where tiles have 64 queries: dv, then dk and dq; a slot is 64 rows of 128 columns
 TWO_PASS: dict[str, dict[str, Any]] = {
-    "VALUES": {"VALUES": True, "Q_SLOTS": 4, "DO_SLOTS": 4},
-    "KEYS": {"VALUES": False, "Q_SLOTS": 3, "DO_SLOTS": 2},
-}
-for of_pass in TWO_PASS.values():
-    of_pass |= {"CONSUMER_REGS": 240, "PRODUCER_REGS": 24}
+    name: {
+        "VALUES": name == "VALUES", "Q_SLOTS": Q_SLOTS, "DO_SLOTS": DO_SLOTS,
+        "CONSUMER_REGS": 240, "PRODUCER_REGS": 24,
+    }
+    for name, Q_SLOTS, DO_SLOTS in (("VALUES", 4, 4), ("KEYS", 3, 2))
+}  # fmt: skip
 
 
 def plan(d: int, causal: bool, Nk: int) -> Config:
