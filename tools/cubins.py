@@ -162,7 +162,7 @@ GLUON_FLAGS: dict[str, dict[str, Any]] = {
     "keys": {"CAUSAL": False, "HAS_SEQLENS": False, "DQ": False},
 }
 GLUON_TYPES = {
-    "lse_ptr": "*fp32", "seqlens_ptr": "*i32", "counter_ptr": "*i32",
+    "lse_ptr": "*fp32", "sums_ptr": "*fp32", "seqlens_ptr": "*i32", "counter_ptr": "*i32",
     "qk_scale": "fp32", "scale": "fp32",
 }  # fmt: skip
 
@@ -178,7 +178,8 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
     """A Gluon stage's kernel, its configuration `name` and its descriptors' (block, swizzle).
 
     'plan' is the configuration that the stage itself chooses at N = 4096 without a mask; 'BACKWARD'
-    are those of its backward pass, 'FIRST' is the one of the smallest kernel.
+    are those of its backward pass, above d = 128 'VALUES' and 'KEYS'; 'FIRST' is the one of the
+    smallest kernel.
     """
     if name == "FIRST":
         rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", 128)
@@ -186,6 +187,14 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
         return module.attention_kernel, {"SLOTS": 2}, descriptors
     module = getattr(module, "launch", module)
     blocks: dict[str, Any]
+    two_passes = getattr(module, "TWO_PASS", {})
+    if name in two_passes:
+        config = two_passes[name] | {"SECOND_D": 64 if d <= 192 else 128}
+        if name == "VALUES":
+            config["DQ"] = False
+        blocks = dict.fromkeys(("q", "do"), ((1, 1, 64, 128), 128)) | {"rows": ((1, 1, 2, 64), 0)}
+        blocks |= dict.fromkeys("kv", ((1, 1, 128, 128), 128))
+        return module.two_pass_kernel, config, blocks
     if name != "BACKWARD":
         chosen = module.plan(d, False, 4096) if name == "plan" else getattr(module, name)
         config = chosen._asdict()
@@ -228,9 +237,10 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
             layout = NVMMASharedLayout(swizzle, 16 if swizzle else 32, rank=len(shape))
             signature[argument] = f"tensordesc<{kind}{list(shape)},{layout!r}>"
         else:
-            gradient = argument in ("dk_ptr", "dv_ptr")
+            gradient = argument in ("dk_ptr", "dv_ptr", "gradient_ptr")
             signature[argument] = TYPES[dtype] if gradient else GLUON_TYPES.get(argument, "i32")
-            if gradient or argument == "d":  # of which a launch looks at alignment
+            # of which a launch looks at alignment
+            if gradient or argument in ("d", "sums_ptr"):
                 attrs[(index,)] = [["tt.divisibility", 16]]
     source = GluonASTSource(kernel, signature, constexprs=constexprs, attrs=attrs)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

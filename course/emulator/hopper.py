@@ -464,7 +464,7 @@ def store(pointer, x, mask=None):
     me().pause()
 
 
-def atomic_add(pointer, x):
+def atomic_add(pointer, x, sem="acq_rel"):
     place, _ = pointer.at(None)
     before = number(pointer.flat[place].clone())
     pointer.flat[place] += x

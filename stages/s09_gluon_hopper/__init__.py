@@ -23,12 +23,13 @@ does the number of the next work tile. The rest of the stage, in this order:
     forward.py     the forward kernel: producer, mask, online softmax, mainloop, epilogue
     backward.py    the backward pass: five products in one pass over the keys, where stage 7 has
                    seven in two; the small kernels before and after it
+    backward_two_pass.py    for d above 128: dV in one pass, dK and dQ in another
     launch.py      the host side of both: descriptors, configurations, launches
 
 Cost: stage 6's FLOPs and bytes, d padded to 64, 128, 192 or 256 on the chip; in the backward pass
-10 d FLOPs per visible pair and head, and dQ's sums in float32. Copied once per call: tensors that
-the copy engine can't describe (launch.py), and the output where d is no multiple of 8. float32 and
-gradients for d > 128 go to the kernels of stages 6 to 8.
+10 d FLOPs per visible pair and head (12 d above 128), and dQ's sums in float32. Copied once per
+call: tensors that the copy engine can't describe (launch.py), and the output where d is no multiple
+of 8. float32 goes to the kernels of stages 6 to 8.
 What it bought: loads and softmax run during the products (docs/hopper.md). After FlashAttention-3,
 Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
 Still hurts: one GPU is all it uses.
@@ -55,7 +56,15 @@ STAGE = Stage(
     dtypes=("float16", "bfloat16", "float32"),
     options=("causal", "seqlens_k", "gqa"),
     gradients=True,
-    files=("first.py", "pipeline.py", "schedule.py", "forward.py", "backward.py", "launch.py"),
+    files=(
+        "first.py",
+        "pipeline.py",
+        "schedule.py",
+        "forward.py",
+        "backward.py",
+        "backward_two_pass.py",
+        "launch.py",
+    ),
 )
 
 

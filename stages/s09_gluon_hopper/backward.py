@@ -84,17 +84,21 @@ class QueryPipeline:
     @gluon.jit
     def row(self, count, which: gl.constexpr, S: gl.constexpr):
         """0: lse, 1: -delta of a tile that was waited for, (BLOCK_M,)."""
-        plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-        slots: gl.constexpr = self.rows.shape[0]
-        rows = reinterpret(self.rows, gl.float32, [2 * slots, self.rows.shape[4]], plain)
-        return rows.index(2 * (count % slots) + which).load(gl.SliceLayout(0, S))
+        return load_row(self.rows, count, which, S)
 
 
 @gluon.jit
-def producer(
-    q_desc, do_desc, rows_desc, k_desc, v_desc, counter_ptr, queries, k_pipe, v_pipe, scheduler, Hk
-):
-    """The one warp that loads."""
+def load_row(rows, count, which: gl.constexpr, S: gl.constexpr):
+    """0: lse, 1: -delta from slot count % slots of `rows` (slots, 1, 1, 2, BLOCK_M)."""
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    slots: gl.constexpr = rows.shape[0]
+    rows = reinterpret(rows, gl.float32, [2 * slots, rows.shape[4]], plain)
+    return rows.index(2 * (count % slots) + which).load(gl.SliceLayout(0, S))
+
+
+@gluon.jit
+def producer(q_desc, do_desc, rows_desc, key_descs, counter_ptr, queries, key_pipes, scheduler, Hk):
+    """The one warp that loads; key_descs and key_pipes are K's and, if it is needed, V's."""
     problem = scheduler.problem
     q_count = 0  # query tiles so far
     kv_count = 0  # work tiles so far
@@ -105,8 +109,8 @@ def producer(
         start_n = block * problem.BLOCK_N
         Nk_valid = problem.valid_keys(b)
         scheduler.publish((b, h_k, start_n, Nk_valid, 1), kv_count)
-        k_pipe.producer_load(k_desc, [b, h_k, start_n, 0], kv_count)
-        v_pipe.producer_load(v_desc, [b, h_k, start_n, 0], kv_count)
+        for x in gl.static_range(len(key_pipes)):
+            key_pipes[x].producer_load(key_descs[x], [b, h_k, start_n, 0], kv_count)
         first, _, end = problem.query_tiles(start_n, Nk_valid)
         for g in range(problem.group):
             for i in range(first, end):
@@ -121,14 +125,15 @@ def producer(
 
 @gluon.jit
 def in_register_order(dq):
-    """dq (64, 64) as a vector (4096,) in the order in which a warp's threads hold it.
+    """dq (64, n) as a vector, for each 64 columns in the order in which a warp's threads hold them.
 
     No number moves: 4 that follow one another are one thread's, 128 one warp's, so that a thread
     stores 16 bytes at once. `postprocess_kernel` puts the sums of these vectors in order.
     """
-    parts = gl.reshape(dq, [4, 2, 8, 8, 4, 2])  # warp, half, row of 8; 8 columns, 2 columns, one
-    parts = gl.permute(parts, [0, 3, 2, 4, 1, 5])
-    return gl.reshape(parts, [4096])
+    # warp, half, row of 8; 64 columns, 8 columns, 2 columns, one
+    parts = gl.reshape(dq, [4, 2, 8, dq.shape[1] // 64, 8, 4, 2])
+    parts = gl.permute(parts, [3, 0, 4, 2, 5, 1, 6])
+    return gl.reshape(parts, [64 * dq.shape[1]])
 
 
 @gluon.jit
@@ -140,6 +145,16 @@ def reduce_add_dq(dq, place, sums_desc, tile, c: gl.constexpr):
     fence_async_shared()
     barrier()  # among this consumer's four warps
     reduce_add(sums_desc, [(2 * tile + c) * 16, 0], place)
+
+
+@gluon.jit
+def seen_by(start_m, keys, Nk_valid, problem, S: gl.constexpr):
+    """Which of `keys` (64,) the queries from start_m on see: (64, BLOCK_M), or (64, 1) if all."""
+    seen = (keys < Nk_valid)[:, None]
+    if problem.CAUSAL:
+        cols = start_m + gl.arange(0, problem.BLOCK_M, layout=gl.SliceLayout(0, S))
+        seen = seen & (keys[:, None] <= cols[None, :] + (problem.Nk - problem.Nq))
+    return seen
 
 
 @gluon.jit
@@ -176,11 +191,7 @@ def mainloop(
             lse = queries.row(q_count, 0, S)
         p = gl.exp2(s * qk_scale - lse[None, :])  # (64, BLOCK_M)
         if MASKED:
-            seen = (keys < Nk_valid)[:, None]
-            if problem.CAUSAL:
-                cols = i * BLOCK_M + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, S))
-                seen = seen & (keys[:, None] <= cols[None, :] + (problem.Nk - problem.Nq))
-            p = gl.where(seen, p, 0.0)
+            p = gl.where(seen_by(i * BLOCK_M, keys, Nk_valid, problem, S), p, 0.0)
         p_left = gl.convert_layout(p.to(dtype), LEFT)
         dp = warpgroup_mma_wait(0, deps=[dp])
         if BLOCK_D == 64:
@@ -233,12 +244,13 @@ def clear_hidden_keys(tile, start_n, Nk_valid):
 
 
 @gluon.jit
-def store_gradient(ptr, x, row, start_n, Nk_valid, Nk, d):
-    """Write a consumer's 64 keys of dK or dV; 0 for keys that are hidden."""
-    L: gl.constexpr = rows_in_turn(x.shape[1])
+def store_gradient(
+    ptr, x, row, start_n, Nk_valid, Nk, d, L: gl.constexpr, FIRST_D: gl.constexpr = 0
+):
+    """Write 64 keys of dK or dV, columns from FIRST_D on, in layout L; 0 for hidden keys."""
     x = gl.convert_layout(x.to(ptr.dtype.element_ty), L)
     keys = start_n + gl.arange(0, 64, layout=gl.SliceLayout(1, L))[:, None]
-    cols = gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, L))[None, :]
+    cols = gl.arange(FIRST_D, FIRST_D + x.shape[1], layout=gl.SliceLayout(0, L))[None, :]
     x = gl.where(keys < Nk_valid, x, 0.0)
     gl.store(ptr + (row + keys) * d + cols, x, mask=(keys < Nk) & (cols < d))
 
@@ -251,6 +263,7 @@ def consumer(common, c: gl.constexpr):
     problem = scheduler.problem
     BLOCK_D: gl.constexpr = k_pipe.tiles.shape[4]
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    ROWS: gl.constexpr = rows_in_turn(BLOCK_D)
     q_count = 0  # query tiles so far
     kv_count = 0  # work tiles so far
     b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(0)
@@ -279,8 +292,8 @@ def consumer(common, c: gl.constexpr):
         k_pipe.consumer_release(kv_count)
         v_pipe.consumer_release(kv_count)
         row = (b * Hk + h_k).to(gl.int64) * problem.Nk
-        store_gradient(dk_ptr, dk * scale, row, own, Nk_valid, problem.Nk, d)
-        store_gradient(dv_ptr, dv, row, own, Nk_valid, problem.Nk, d)
+        store_gradient(dk_ptr, dk * scale, row, own, Nk_valid, problem.Nk, d, ROWS)
+        store_gradient(dv_ptr, dv, row, own, Nk_valid, problem.Nk, d, ROWS)
         kv_count += 1
         b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(kv_count)
     if problem.DQ:
@@ -327,8 +340,8 @@ def backward_kernel(
         (d, Hk, qk_scale, scale),
     )  # fmt: skip
     load = (
-        q_desc, do_desc, rows_desc, k_desc, v_desc, counter_ptr, queries, k_pipe, v_pipe, scheduler,
-        Hk,
+        q_desc, do_desc, rows_desc, (k_desc, v_desc), counter_ptr, queries, (k_pipe, v_pipe),
+        scheduler, Hk,
     )  # fmt: skip
     # the first role has the kernel's own warps and the registers left over; then come the others'
     gl.warp_specialize(
@@ -398,12 +411,12 @@ def postprocess_kernel(
     head = b * tl.num_programs(1) + h
     sums = sums_ptr + (head * Nq_padded + start_m) * BLOCK_D
     flat = tl.load(sums + tl.arange(0, BLOCK_M * BLOCK_D))
-    # consumer, warp, 8 columns, row of 8, 2 columns, row's half, column
-    held = tl.reshape(flat, (2, 4, 8, 8, 4, 2, 2))
-    if BLOCK_D == 128:  # 64 rows: the consumer says which columns
-        held = tl.permute(held, (1, 5, 3, 0, 2, 4, 6))
-    else:  # 128 rows: it says which rows
+    # consumer (of d above 128 each has two), warp, 8 columns, row of 8, 2 columns, half, column
+    held = tl.reshape(flat, (BLOCK_M * BLOCK_D // 4096, 4, 8, 8, 4, 2, 2))
+    if BLOCK_D == 64:  # 128 rows: the consumer says which rows
         held = tl.permute(held, (0, 1, 5, 3, 2, 4, 6))
+    else:  # 64 rows: which columns
+        held = tl.permute(held, (1, 5, 3, 0, 2, 4, 6))
     dq = tl.reshape(held, (BLOCK_M, BLOCK_D))
     lse = tl.load(rows_ptr + head * 2 * Nq_padded + offs_m)
     dq = tl.where(lse[:, None] == float("inf"), 0.0, dq * scale)

@@ -22,6 +22,7 @@ from stages.common.launch import MOST_KEPT, Launch
 from stages.s06_triton_flash2 import forward as flash2_forward
 
 from .backward import backward_kernel, postprocess_kernel, preprocess_kernel
+from .backward_two_pass import two_pass_kernel
 from .forward import attention_kernel
 
 L2_BYTES = 32 << 20  # the most that inputs of the heads computed at the same time may take
@@ -135,6 +136,14 @@ BACKWARD: dict[int, dict[str, int]] = {
     for BLOCK_D, BLOCK_M in ((64, 128), (128, 64))
 }
 BACKWARD_BLOCK_N = 128
+# for d above 128, where tiles have 64 queries: dv, then dk and dq; a slot is 64 rows of 128 columns
+TWO_PASS: dict[str, dict[str, Any]] = {
+    name: {
+        "VALUES": name == "VALUES", "Q_SLOTS": Q_SLOTS, "DO_SLOTS": DO_SLOTS,
+        "CONSUMER_REGS": 240, "PRODUCER_REGS": 24,
+    }
+    for name, Q_SLOTS, DO_SLOTS in (("VALUES", 4, 4), ("KEYS", 3, 2))
+}  # fmt: skip
 
 
 def plan(d: int, causal: bool, Nk: int) -> Config:
@@ -236,13 +245,28 @@ def float32_descriptor(pointer: int, shape: tuple[int, ...], block: tuple[int, .
 
 
 class BackwardLaunches(NamedTuple):
-    """The three launches of a kind of problem, to be called with the tensors."""
+    """The launches of a kind of problem, in three steps, to be called with the tensors."""
 
     rows: tuple[int, ...]  # the shape of lse and -delta, float32
     sums: tuple[int, ...]  # of dQ's sums, float32
     preprocess: Callable[..., None]
     main: Callable[..., None]
     postprocess: Callable[..., None]
+
+
+def backward_tile(d: int) -> tuple[int, int]:
+    """Return BLOCK_M and the columns of dQ's sums of the backward pass."""
+    BLOCK_D = 64 if d <= 64 else 128 if d <= 128 else 256
+    return BACKWARD[BLOCK_D]["BLOCK_M"] if BLOCK_D <= 128 else 64, BLOCK_D
+
+
+def launch_two_passes(
+    values: Launch, keys: Launch, tensors: tuple[Any, ...], numbers: tuple[Any, ...]
+) -> None:
+    """Launch what computes dv, then what computes dk and the sums of dq."""
+    *inputs, dk, dv, seqlens_k, counter = tensors
+    values((*inputs, dv, seqlens_k, counter), numbers)
+    keys((*inputs, dk, seqlens_k, counter), numbers)
 
 
 @functools.lru_cache(maxsize=MOST_KEPT)
@@ -253,22 +277,32 @@ def backward_launches(
     """Return a kind of problem's launches; `strides` are those of o, do and lse."""
     B, H, Nq, d = q_shape
     _, Hk, Nk, _ = k_shape
-    BLOCK_D = 64 if d <= 64 else 128
-    config = dict(BACKWARD[BLOCK_D])
-    BLOCK_M = config.pop("BLOCK_M")
+    BLOCK_M, BLOCK_D = backward_tile(d)
     scale = d**-0.5
     blocks = -(-Nq // BLOCK_M)
     padded_rows = blocks * BLOCK_M
-    tile = {"BLOCK_M": BLOCK_M, "BLOCK_D": BLOCK_D}  # of the two small kernels
+    # of the two small kernels
+    tile = {"BLOCK_M": BLOCK_M, "BLOCK_D": BLOCK_D, "num_warps": 4 if BLOCK_D <= 128 else 8}
     of_rows = (*itertools.chain(*strides), Nq, padded_rows, d)
     # key heads whose queries, dO and sums of dQ fit the L2 cache together
     section = min(max(1, L2_BYTES // (8 * H // Hk * Nq * d)), B * Hk)
     tiles = B * Hk * -(-Nk // BACKWARD_BLOCK_N)
-    main = Launch(
-        backward_kernel, (min(multiprocessors(device), tiles),),
-        CAUSAL=causal, HAS_SEQLENS=has_seqlens,
-        EDGE=has_seqlens or Nk % BACKWARD_BLOCK_N != 0, DQ=DQ, num_warps=4, **config,
-    )  # fmt: skip
+    grid = (min(multiprocessors(device), tiles),)
+    constants: dict[str, Any] = {
+        "CAUSAL": causal, "HAS_SEQLENS": has_seqlens,
+        "EDGE": has_seqlens or Nk % BACKWARD_BLOCK_N != 0, "num_warps": 4,
+    }  # fmt: skip
+    main: Callable[..., None]
+    if BLOCK_D <= 128:
+        config = {key: x for key, x in BACKWARD[BLOCK_D].items() if key != "BLOCK_M"}
+        main = Launch(backward_kernel, grid, DQ=DQ, **constants, **config)
+    else:
+        constants["SECOND_D"] = 64 if d <= 192 else 128
+        main = functools.partial(
+            launch_two_passes,
+            Launch(two_pass_kernel, grid, DQ=False, **constants, **TWO_PASS["VALUES"]),
+            Launch(two_pass_kernel, grid, DQ=DQ, **constants, **TWO_PASS["KEYS"]),
+        )
     sizes = (H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale)
     before = Launch(preprocess_kernel, (blocks, H, B), ZERO=DQ, **tile)
     after = Launch(postprocess_kernel, (blocks, H, B), **tile)
@@ -285,14 +319,14 @@ def launch_backward(
     tensors: tuple[Tensor, ...], causal: bool, seqlens_k: Tensor | None, DQ: bool,
     wide: bool = False,
 ) -> tuple[Tensor | None, Tensor, Tensor]:  # fmt: skip
-    """Launch the three kernels on q, k, v, o, lse, do: dq (None without DQ), dk, dv, contiguous.
+    """Launch the kernels on q, k, v, o, lse, do: dq (None without DQ), dk, dv, contiguous.
 
     In float32 if `wide`, else in q's dtype.
     """
     q, k, v, o, lse, do = tensors
     dtype, device = torch.float32 if wide else q.dtype, q.device
-    BLOCK_D = 64 if q.shape[3] <= 64 else 128
-    BLOCK_M = BACKWARD[BLOCK_D]["BLOCK_M"]
+    BLOCK_M, sums_D = backward_tile(q.shape[3])
+    BLOCK_D = min(sums_D, 128)  # of a descriptor
     # copies where need be; the names keep them until all is launched, as descriptors don't
     q, q_desc = described(q, BLOCK_M, BLOCK_D)
     do, do_desc = described(do, BLOCK_M, BLOCK_D)
@@ -305,12 +339,12 @@ def launch_backward(
     sums = torch.empty(launches.sums, dtype=torch.float32, device=device)
     dk, dv = (torch.empty(k.shape, dtype=dtype, device=device) for _ in range(2))
     rows_desc = float32_descriptor(rows.data_ptr(), launches.rows, (1, 1, 2, BLOCK_M))
-    sums_desc = float32_descriptor(sums.data_ptr(), (sums.numel() // 256, 256), (16, 256))
+    sums_in = sums  # for d above 128 threads add to them, not the copy engine
+    if sums_D == BLOCK_D:
+        sums_in = float32_descriptor(sums.data_ptr(), (sums.numel() // 256, 256), (16, 256))
     launches.preprocess((o, do, lse, rows, sums))
     counter = counter_of(device)
-    launches.main(
-        (q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk, dv, seqlens_k, counter)
-    )
+    launches.main((q_desc, k_desc, v_desc, do_desc, rows_desc, sums_in, dk, dv, seqlens_k, counter))
     if not DQ:
         return None, dk, dv
     dq = torch.empty(q.shape, dtype=dtype, device=device)
@@ -326,14 +360,14 @@ def launch_for(
 
     wide  whether they are left in float32, not in the inputs' dtype
 
-    float32 and d > 128 go to stage 7's kernels, and so does all where only dq is wanted. CTAs add
-    to dq in no fixed order: its last bits may differ from run to run, those of dk and dv don't.
+    float32 goes to stage 7's kernels, and so does all where only dq is wanted. CTAs add to dq in no
+    fixed order: its last bits may differ from run to run, those of dk and dv don't.
     Under torch.use_deterministic_algorithms(True) dq is stage 7's, too, and has the same bits at
     every run.
     """
     tensors = q, k, v, o, lse, do
     # keys are counted in int32
-    if q.dtype == torch.float32 or q.shape[3] > 128 or k.shape[2] >= 1 << 30 or not any(wanted[1:]):
+    if q.dtype == torch.float32 or k.shape[2] >= 1 << 30 or not any(wanted[1:]):
         return s07.launch(*tensors, causal, seqlens_k, wanted, wide)
     again = wanted[0] and torch.are_deterministic_algorithms_enabled()
     dq, dk, dv = launch_backward(tensors, causal, seqlens_k, wanted[0] and not again, wide)

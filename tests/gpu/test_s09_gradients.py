@@ -33,14 +33,14 @@ LENGTHS = [
 
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("d", [8, 39, 64, 100, 128])
+@pytest.mark.parametrize("d", [8, 39, 64, 100, 128, 136, 192, 200, 256])
 def test_gradients_are_exact(d, dtype, inputs):
     masks = UNMASKED + CAUSAL + MASKS + LENGTHS
     assert_masked_exact(STAGE, masks, inputs=inputs, dtype=dtype, d=d, direction="train")
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 def test_launches_agree(d, causal):
     """Outputs begin as NaN: what no CTA writes stays so. dq may differ in its last bits."""
     q, k, v, do = (torch.randn(8, 2048 // d, 1024, d, device="cuda").bfloat16() for _ in range(4))
@@ -64,7 +64,7 @@ def distance(x, y):
     return ((x.double() - y.double()).norm() / y.double().norm()).item()
 
 
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, 128, 256])
 def test_dq_is_added_to_zeros_at_every_call(d):
     """In the sums' place there may be anything, such as the sums of the call before."""
     q, k, v, do = (torch.randn(2, 4, 256, d, device="cuda").half() for _ in range(4))
@@ -73,8 +73,9 @@ def test_dq_is_added_to_zeros_at_every_call(d):
         assert_same(gradients(q, k, v, do), first)
 
 
-def test_what_no_row_sees_and_rows_that_see_nothing_change_nothing():
-    q, k, v, do = (torch.randn(2, 2, n, 64, device="cuda").half() for n in (300, 256, 256, 300))
+@pytest.mark.parametrize("d", [64, 256])
+def test_what_no_row_sees_and_rows_that_see_nothing_change_nothing(d):
+    q, k, v, do = (torch.randn(2, 2, n, d, device="cuda").half() for n in (300, 256, 256, 300))
     lengths = torch.tensor([0, 150], dtype=torch.int32, device="cuda")
     options = {"causal": True, "seqlens_k": lengths}  # 44 rows see no key
     plain = gradients(q, k, v, do, **options)
@@ -90,7 +91,7 @@ def test_what_no_row_sees_and_rows_that_see_nothing_change_nothing():
         assert not x[1, :, 150:].any()
 
 
-@pytest.mark.parametrize("d", [39, 64, 128])
+@pytest.mark.parametrize("d", [39, 64, 128, 200])
 def test_an_output_gradient_may_have_any_strides(d):
     q, k, v = (torch.randn(2, 4, n, d, device="cuda").half() for n in (150, 210, 210))
     do = torch.randn(2, 4, 150, d, device="cuda").half()
@@ -100,9 +101,10 @@ def test_an_output_gradient_may_have_any_strides(d):
         assert_same(gradients(q, k, v, x), gradients(q, k, v, x.contiguous()))
 
 
+@pytest.mark.parametrize("d", [64, 192])
 @pytest.mark.parametrize("only", range(3))
-def test_each_gradient_alone_is_as_with_the_others(only):
-    q, k, v, do = (torch.randn(2, 4, 200, 64, device="cuda").half() for _ in range(4))
+def test_each_gradient_alone_is_as_with_the_others(only, d):
+    q, k, v, do = (torch.randn(2, 4, 200, d, device="cuda").half() for _ in range(4))
     want = gradients(q, k, v, do, causal=True)[only]
     leaves = [x.detach().requires_grad_(i == only) for i, x in enumerate((q, k, v))]
     [got] = torch.autograd.grad(STAGE.attend(*leaves, causal=True), leaves[only], do)
@@ -118,8 +120,9 @@ def test_a_second_derivative_is_refused():
         dq.sum().backward()
 
 
-def test_gradients_come_through_torch_compile_and_a_graph_of_cuda():
-    q, k, v, do = (torch.randn(2, 4, 256, 64, device="cuda").half() for _ in range(4))
+@pytest.mark.parametrize("d", [64, 256])
+def test_gradients_come_through_torch_compile_and_a_graph_of_cuda(d):
+    q, k, v, do = (torch.randn(2, 4, 256, d, device="cuda").half() for _ in range(4))
     want = gradients(q, k, v, do, causal=True)
 
     @torch.compile(fullgraph=True, backend="aot_eager")
@@ -156,7 +159,7 @@ def test_a_backward_pass_holds_little_more_than_dq_s_sums():
     assert peak <= 4 * q.numel() + 3 * 2 * q.numel() + 8 * rows + 5 * 512
 
 
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, 128, 256])
 def test_dq_is_the_same_where_torch_asks_for_that(d):
     q, k, v, do = (torch.randn(2, 4, 1000, d, device="cuda").half() for _ in range(4))
     lse = torch.empty(q.shape[:3], device="cuda")

@@ -23,7 +23,7 @@ from stage_checks import FAKES, stage_id
 import stages
 from harness.records.code import first_file
 from stages.common.fit import DK_DV, DQ, FORWARD, kind_of, shared_needed
-from stages.s09_gluon_hopper.launch import BACKWARD
+from stages.s09_gluon_hopper.launch import BACKWARD, TWO_PASS
 
 TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
 STAGES = [stage_id(stage) for stage in TRITON if "gluon" not in stage.STAGE.needs]
@@ -300,6 +300,42 @@ def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, compiler):
             assert sorted(spilled)[:2] == [0, 0], (job, loops)  # each consumer's without masks
             assert max(spilled) <= 2, (job, loops)
             assert not any(loop["R2UR"] for loop in loops), (job, loops)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TWO_PASS)
+@pytest.mark.parametrize("d", [192, 256])
+def test_products_of_both_passes_above_128_on_hopper_run_by_themselves(d, name, compiler):
+    """A group for each product and part of d: S and dV; or S, dP, dK and, for one part, dQ."""
+    kinds = ["plain", "masked"] if d == 256 else ["lengths"]
+    if WHOLE or OTHER_TRITON:
+        kinds = ["plain", "causal", "lengths", "masked"]
+    kinds += ["keys"] if name == "KEYS" else []
+    dtypes = {flags: "float16" if flags == "masked" else "bfloat16" for flags in kinds}
+    asked = [
+        ("s09_gluon_hopper.launch", "gluon", d, dtype, name, flags)
+        for flags, dtype in dtypes.items()
+    ]
+    for job, report in zip(asked, compiler.answers(*asked), strict=True):
+        flags, loops = job[-1], report["loops"]
+        assert 0 < report["shared"] <= SHARED_LIMIT[90], job
+        assert report["unset"] == [], job
+        # those below 5 are the compiler's; slots of known numbers, and where consumers meet for dS
+        ours = {5} if name == "VALUES" else {5, 7, 12} if flags == "keys" else {5, 7, 12, 15}
+        assert {number for number in report["barriers"] if number >= 5} == ours, job
+        # a step adds up 16 columns of d for S and dP; of 64 queries for dV and dK, of 128 keys for
+        # dQ; those are for one part of d
+        products, steps = (4, d // 16 + 8) if name == "VALUES" else (6, 2 * d // 16 + 8)
+        if name == "KEYS" and flags != "keys":
+            products, steps = products + 1, steps + 8
+        assert len(loops) == (2 if flags in ("plain", "keys") else 4), job  # with masks and without
+        for loop in loops:
+            assert loop["WARPGROUP.ARRIVE"] == products, (job, loops)
+            assert loop["HGMMA"] == steps, (job, loops)
+        config = TWO_PASS[name]
+        assert {config["CONSUMER_REGS"], config["PRODUCER_REGS"]} <= set(report["budgets"]), job
+        if not OTHER_TRITON:  # another may spill
+            assert not any(loop["spills"] + loop["R2UR"] for loop in loops), (job, loops)
 
 
 def test_a_register_that_one_of_two_ways_sets_is_found():

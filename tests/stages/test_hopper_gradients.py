@@ -24,16 +24,20 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" and not has_module("triton"), reason="no triton for this machine"
 )
 
-SIZES = [(128, 128, 64), (100, 128, 64), (64, 64, 128), (39, 64, 128)]  # d, BLOCK_D, BLOCK_M
+SIZES = [  # d, BLOCK_D, BLOCK_M
+    (128, 128, 64), (100, 128, 64), (64, 64, 128), (39, 64, 128), (256, 256, 64), (200, 256, 64),
+]  # fmt: skip
 
 
 def registers(tile):
     """A tile of dQ as its two consumers add it up: each its half, in the order of its registers.
 
+    64 x 64 at a time; above d = 128 a consumer has two of these.
+
     After wgmma's picture of an accumulator (PTX ISA, m64nNk16): warp w has rows 16 w to 16 w + 15;
     of 8 rows and 8 columns thread t has row t / 4 and columns 2 (t % 4) and the next.
     """
-    halves = tile.split(64, dim=1 if tile.shape[1] == 128 else 0)
+    halves = tile.split(64, dim=1 if tile.shape[1] > 64 else 0)
     return torch.stack(
         [
             half[16 * warp + 8 * below + thread // 4, 8 * group + 2 * (thread % 4) + column]
@@ -67,8 +71,8 @@ def test_sums_come_back_in_order(d, BLOCK_D, BLOCK_M):
 
 @pytest.mark.parametrize(
     ("d", "dtype", "wanted"),
-    [(16, torch.float32, (True, True, True)), (136, torch.float16, (False, True, True)),
-     (16, torch.float16, (True, False, False))],
+    [(16, torch.float32, (True, True, True)), (136, torch.float32, (False, True, True)),
+     (16, torch.float16, (True, False, False)), (136, torch.float16, (True, False, False))],
 )  # fmt: skip
 def test_what_this_kernel_is_not_for_goes_to_stage_7(d, dtype, wanted):
     q, k, v, do = normal((1, 2, 5, 7, d), 0, dtype)
@@ -100,7 +104,9 @@ class Launched:
         uncached = hopper_launch.backward_launches.__wrapped__
         monkeypatch.setattr(hopper_launch, "backward_launches", uncached)
         self.calls, self.names = {}, {}
-        for name in ("preprocess_kernel", "backward_kernel", "postprocess_kernel"):
+        for name in (
+            "preprocess_kernel", "backward_kernel", "two_pass_kernel", "postprocess_kernel",
+        ):  # fmt: skip
             self.names[name] = set(getattr(hopper_launch, name).arg_names)
             monkeypatch.setattr(hopper_launch, name, self.kernel(name))
 
@@ -116,18 +122,38 @@ class Launched:
         return Kernel()
 
     def note(self, name, given):
+        if name == "two_pass_kernel":
+            name = "values" if given["VALUES"] else "keys"
         self.calls[name] = given
+
+
+@pytest.mark.parametrize("d", [136, 192, 193, 256])
+@pytest.mark.parametrize("DQ", [True, False])
+def test_above_128_dv_is_computed_in_one_pass_and_dk_and_dq_in_another(d, DQ, monkeypatch):
+    q, k, v, do = normal((1, 2, 70, 130, d), 0, torch.float16)
+    launched = Launched(monkeypatch)
+    inputs = q, k, v, q, torch.zeros((1, 2, 70)), do
+    dq, dk, dv = hopper_launch.launch_backward(inputs, True, None, DQ)
+    values, keys = launched.calls["values"], launched.calls["keys"]
+    assert values["gradient_ptr"] is dv
+    assert keys["gradient_ptr"] is dk
+    assert (dq is not None, values["DQ"], keys["DQ"]) == (DQ, False, DQ)
+    assert {values["SECOND_D"], keys["SECOND_D"]} == {64 if d <= 192 else 128}
+    assert ("postprocess_kernel" in launched.calls) == DQ
 
 
 @pytest.mark.parametrize(
     ("nk", "lengths", "edge"), [(256, None, False), (255, None, True), (256, (3, 9), True)]
 )
-def test_only_tiles_with_keys_that_do_not_count_are_edges(nk, lengths, edge, monkeypatch):
-    q, k, v, do = normal((2, 2, 64, nk, 64), 0, torch.float16)
+@pytest.mark.parametrize(("d", "kernels"), [(64, ["backward_kernel"]), (192, ["values", "keys"])])
+def test_only_tiles_with_keys_that_do_not_count_are_edges(
+    nk, lengths, edge, d, kernels, monkeypatch
+):
+    q, k, v, do = normal((2, 2, 64, nk, d), 0, torch.float16)
     seqlens_k = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
     launched = Launched(monkeypatch)
     hopper_launch.launch_backward((q, k, v, q, torch.zeros((2, 2, 64)), do), False, seqlens_k, True)
-    assert launched.calls["backward_kernel"]["EDGE"] is edge
+    assert all(launched.calls[kernel]["EDGE"] is edge for kernel in kernels)
 
 
 @pytest.mark.parametrize("heads", [1, 3, 100])
