@@ -4,7 +4,6 @@ They come from a server that has torch imported, which saves two seconds for eac
 """
 
 import contextlib
-import gc
 import itertools
 import multiprocessing
 import os
@@ -248,16 +247,11 @@ class Alive(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, given=(), options=None):
         found = function(*given, **(options or {}))
         self.tensors.update((x, 0) for x in tree_leaves(found) if isinstance(x, torch.Tensor))
-        if self.bytes() > self.most:
-            gc.collect()  # what only a cycle holds would be gone a moment later
-            self.most = max(self.most, self.bytes())
-        return found
-
-    def bytes(self):
         storages = [x.untyped_storage() for x in self.tensors]
         # slots, which have names here, are no memory of the allocator
         sizes = {x.data_ptr(): x.nbytes() for x in storages if not x.filename}
-        return sum(sizes[x] for x in sizes.keys() - self.given)
+        self.most = max(self.most, sum(sizes[x] for x in sizes.keys() - self.given))
+        return found
 
 
 def as_kernels_do(q):
