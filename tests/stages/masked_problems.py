@@ -161,7 +161,7 @@ def ask(stage, case, tensors, lse=True):
 
 def in_parts(stage, q, k, v, case, lse, causal=False, seqlens_k=None):
     """o and, if asked for, the lse in base e, of stage 8, in the parts and the tiles of a case."""
-    found = torch.full(q.shape[:3], math.nan, device=q.device) if lse else None
+    found = torch.empty(q.shape[:3], device=q.device) if lse else None  # NaN, guarded by `ask`
     config = a_tile(*case.tile, q.shape[3])
     o = stage.forward(q, k, v, causal, seqlens_k, found, splits=case.splits, config=config)
     return {"o": o, "lse": found * math.log(2)} if lse else {"o": o}
