@@ -4,7 +4,8 @@ A mutant is the shipped stage with one text replaced (mutants.toml). It is kille
 that the shipped stage passes, or when it raises. All tensors, the output too, lie in a storage of
 NaN, so that a mutant that strays reads NaN and damages nothing but that.
 
-`make test` has the first mutant of each line; those that change a line once more are slow.
+`make test` has the first mutant of each line; those that change a line once more are slow, and
+those that a stage below has, too.
 """
 
 import math
@@ -149,13 +150,16 @@ def line_changed(text, old, new):
 
 
 def every_mutant():
-    """(number, name) of each, slow where one before it has changed the same line."""
+    """(number, name) of each, slow where one before it is the same or has changed the same line."""
+    made = []
     for number in BY_BATTERY:
         text, lines = shipped(number), set()
         for name, pair in MUTANTS[number].items():
             line = line_changed(text, *pair)
-            yield pytest.param(number, name, marks=pytest.mark.slow if line in lines else ())
+            again = line in lines or pair in made
+            yield pytest.param(number, name, marks=pytest.mark.slow if again else ())
             lines.add(line)
+            made.append(pair)
 
 
 @pytest.mark.slow
