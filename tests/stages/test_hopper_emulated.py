@@ -122,7 +122,9 @@ def test_answers_are_exact_and_the_same_whatever_happens_when(config, name, seed
     with emulated(9) as stage:
         first = None
         for seed in seeds:
-            got = answers(stage, tensors, options, seed, getattr(stage.launch, config))
+            made = getattr(stage.launch, config)
+            # the backward pass at d = 64 is the same behind both configurations for it
+            got = answers(stage, tensors, options, seed, made, backward=config != "THREE_CTAS")
             check(got, want, bounds)
             first = first or got
             for x, y, what in zip(got, first, WHAT, strict=False):
@@ -239,7 +241,9 @@ def synchronising():
                 first = index
                 while whole.count(before := "".join(lines[first:index]) + line) > 1:
                     first -= 1
-                yield pytest.param(before, line, id=f"{file}, {index + 1}: {line.strip()}")
+                marks = pytest.mark.slow if "store_wait(" in line else ()  # few problems show it
+                said = f"{file}, {index + 1}: {line.strip()}"
+                yield pytest.param(before, line, id=said, marks=marks)
 
 
 # those that show most of it with the fewest tiles come first
