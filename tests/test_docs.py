@@ -329,7 +329,7 @@ def put_there(command, folder, env):
 
 def slow(command):
     """The mark of a command that measures or draws, or that takes a shell; tables have none."""
-    takes_long = r"ladder (run|bench|train|generate)\b(?!.* --help\b)|plot"
+    takes_long = r"ladder (run|bench|ring|train|generate|report)\b(?!.* --help\b)|plot"
     quick = ALONE.fullmatch(command.text) and not re.search(takes_long, command.text)
     return () if quick else pytest.mark.slow
 
