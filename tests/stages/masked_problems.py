@@ -126,6 +126,7 @@ BORDERS = [
     ("normal", 1, 1, 1, 33, 50, 8, True, None, (16, 16), 2),
     ("normal", 1, 1, 1, 33, 47, 16, True, None, (16, 16), 5),
     ("normal", 1, 4, 2, 40, 9, 16, True, None, (16, 16), 1),
+    ("normal", 1, 3, 1, 15, 32, 8, True, None, (16, 16), 1),  # a group's rows fill several blocks
     ("normal", 2, 2, 1, 32, 40, 8, False, (33, 16), (16, 16), 2),
     # more parts than are merged at once, and a max that rises in the last of them
     ("peaky", 1, 1, 1, 2, 280, 64, False, None, (16, 16), 18),

@@ -116,7 +116,8 @@ PAGED = """page table off by one; page table off by one in large pages; first pa
     slots not within a page; slot of a tile forgotten; pages of the first sequence;
     a sequence s row by its place; causal by the capacity"""
 HIDDEN = """minus infinity only taken for nothing seen; unseen keys not taken out;
-    unseen values not taken out; unseen by the first row; blind q not taken out"""
+    unseen values not taken out; unseen by the first row; blind q not taken out;
+    no key divides by 0"""
 LARGE = """gradients of large scores not refused; float32 refused; large scores not refused;
     large negative scores not refused"""
 CHECKS = (PAGED, paged_battery), (HIDDEN, hidden_battery), (LARGE, large_battery)
