@@ -206,11 +206,11 @@ def inline(pattern):
     """Inline code of all notebooks' words that matches, once each."""
     found = {}
     for name in STEPS:
-        for cell in script(name).cells:
-            if cell.cell_type == "markdown":
-                for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", cell.source):
-                    if re.match(pattern, code):
-                        found[" ".join(code.split())] = name
+        lines = (FOLDER / f"{name}.py").read_text(encoding="utf-8").splitlines()
+        words = "\n".join(line[2:] if line.startswith("# ") else "" for line in lines)
+        for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", words):
+            if re.match(pattern, code):
+                found[" ".join(code.split())] = name
     return list(found)
 
 

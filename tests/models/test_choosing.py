@@ -170,6 +170,7 @@ def test_wrong_arguments_raise_the_stage_s_own_error():
         attention_ladder.stage(77)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [3, 7])
 def test_torch_compile_has_it_in_one_graph(number, monkeypatch):
     """As on a GPU, where stage 7 is chosen; here it is interpreted."""

@@ -126,6 +126,7 @@ BORDERS = [
     ("normal", 1, 1, 1, 33, 50, 8, True, None, (16, 16), 2),
     ("normal", 1, 1, 1, 33, 47, 16, True, None, (16, 16), 5),
     ("normal", 1, 4, 2, 40, 9, 16, True, None, (16, 16), 1),
+    ("normal", 1, 3, 1, 15, 32, 8, True, None, (16, 16), 1),  # a group's rows fill several blocks
     ("normal", 2, 2, 1, 32, 40, 8, False, (33, 16), (16, 16), 2),
     # more parts than are merged at once, and a max that rises in the last of them
     ("peaky", 1, 1, 1, 2, 280, 64, False, None, (16, 16), 18),
@@ -161,7 +162,7 @@ def ask(stage, case, tensors, lse=True):
 
 def in_parts(stage, q, k, v, case, lse, causal=False, seqlens_k=None):
     """o and, if asked for, the lse in base e, of stage 8, in the parts and the tiles of a case."""
-    found = torch.full(q.shape[:3], math.nan, device=q.device) if lse else None
+    found = torch.empty(q.shape[:3], device=q.device) if lse else None  # NaN, guarded by `ask`
     config = a_tile(*case.tile, q.shape[3])
     o = stage.forward(q, k, v, causal, seqlens_k, found, splits=case.splits, config=config)
     return {"o": o, "lse": found * math.log(2)} if lse else {"o": o}

@@ -54,8 +54,9 @@ def chosen(nth, stage, kernel, d, dtype, sm):
     float16 has the largest tiles: it is compiled for all cards, at d = 64 for every second and at
     128 for the others (86 and 89 take turns, since their limits are the same); and at 128 with
     masks, which leave the fewest registers, for sm_90. All else is compiled for one card,
-    another for each kernel: bfloat16, whose code is that of float16, at one size, and float32 with
-    masks, or after split products.
+    another for each kernel: TF32 where it may not spill; bfloat16, whose code is that of float16,
+    at one size; split products at one, too, and float32, with masks or after split products:
+    another size for each kernel.
     """
     flags = flags_of(kernel, d, dtype)
     size, at = SIZES.index(d), CARDS.index(sm)
@@ -66,11 +67,12 @@ def chosen(nth, stage, kernel, d, dtype, sm):
         twin = sm in (86, 89) and (nth // 2 + size + sm) % 2
         return () if twin or (nth + at + size) % 2 else flags[:1]
     have = [card for card in CARDS if dtype in dtypes_of(card)]
-    if sm != have[(nth + 2 * size + DTYPES.index(dtype)) % len(have)]:
+    if sm != have[(nth + size + DTYPES.index(dtype)) % len(have)]:
         return ()
     if dtype == "float16":
         return flags[:1]
-    if d == 16 or (dtype == "bfloat16" and d != 64):
+    one = SIZES[1 + (nth + DTYPES.index(dtype)) % 3]
+    if d not in {"tf32": (64, 128), "bfloat16": (64,)}.get(dtype, (one,)):
         return ()
     return flags[-1:] if dtype in ("float32", "bfloat16") and d <= 128 else flags[:1]
 
@@ -110,10 +112,10 @@ def test_every_card_size_and_dtype_is_compiled_for():
     assert {(job[4], job[3]) for job in JOBS} == pairs
     assert {(job[4], job[2]) for job in JOBS} >= set(product(CARDS, SIZES[1:]))
     for stage, name in {job[:2] for job in JOBS}:
-        d, dtype, sm = (
-            set(each) for each in zip(*(job[2:5] for job in JOBS if job[:2] == (stage, name)))
+        d, dtype = (
+            set(each) for each in zip(*(job[2:4] for job in JOBS if job[:2] == (stage, name)))
         )
-        assert (d, dtype, sm) == (set(SIZES), set(DTYPES), set(CARDS)), (stage, name)
+        assert (d, dtype) == (set(SIZES), set(DTYPES)), (stage, name)
     # float16 up to d = 128, where nothing may spill: each card, and every kernel for each
     half = {(*job[:3], job[4]) for job in JOBS if job[3] == "float16" and job[2] in (64, 128)}
     assert {job[2:] for job in half} == set(product((64, 128), CARDS))

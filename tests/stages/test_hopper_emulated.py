@@ -48,15 +48,15 @@ CONFIGS = {
 }
 WHAT = "o", "lse", "dq", "dk", "dv"
 HIDDEN = "hidden"  # the problem of hide_values, beside these
-# h, hk, nq, nk, causal, seqlens_k of 2 batch entries
+# h, hk, nq, nk, causal, seqlens_k of 2 batch entries; first those that show most with fewest tiles
 PROBLEMS = {
-    "whole tiles": (2, 2, 256, 384, False, None),
     "ragged": (1, 1, 65, 300, False, None),
     "grouped heads, lengths": (4, 2, 130, 260, False, (0, 257)),
-    "causal": (2, 1, 256, 256, True, None),
     "causal, ragged": (2, 2, 130, 200, True, None),
-    "causal, moved by half a tile": (1, 1, 320, 384, True, (384, 100)),
     "causal, rows that see nothing": (2, 1, 257, 129, True, None),
+    "causal": (2, 1, 256, 256, True, None),
+    "causal, moved by half a tile": (1, 1, 320, 384, True, (384, 100)),
+    "whole tiles": (2, 2, 256, 384, False, None),
 }
 
 
@@ -113,7 +113,7 @@ def check(got, want, bounds):
         assert_close(x[seen], true[seen], bound, what)
 
 
-@pytest.mark.parametrize("seeds", [(0,), pytest.param(range(1, 8), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [(0,), pytest.param(range(1, 5), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_answers_are_exact_and_the_same_whatever_happens_when(config, name, seeds):
@@ -121,7 +121,9 @@ def test_answers_are_exact_and_the_same_whatever_happens_when(config, name, seed
     with emulated(9) as stage:
         first = None
         for seed in seeds:
-            got = answers(stage, tensors, options, seed, getattr(stage.launch, config))
+            made = getattr(stage.launch, config)
+            # the backward pass at d = 64 is the same behind both configurations for it
+            got = answers(stage, tensors, options, seed, made, backward=config != "THREE_CTAS")
             check(got, want, bounds)
             first = first or got
             for x, y, what in zip(got, first, WHAT, strict=False):
@@ -252,8 +254,9 @@ def synchronising():
                 while whole.count(before := "".join(lines[first:index]) + line) > 1:
                     first -= 1
                 configs = [name for name, d in CONFIGS.items() if d > 128 or "two_pass" not in file]
-                id = f"{file}, {index + 1}: {line.strip()}"
-                yield pytest.param(before, line, configs, id=id)
+                marks = pytest.mark.slow if "store_wait(" in line else ()  # few problems show it
+                said = f"{file}, {index + 1}: {line.strip()}"
+                yield pytest.param(before, line, configs, id=said, marks=marks)
 
 
 @pytest.mark.parametrize(("text", "line", "configs"), [*synchronising()])

@@ -4,7 +4,8 @@ A mutant is the shipped stage with one text replaced (mutants.toml). It is kille
 that the shipped stage passes, or when it raises. All tensors, the output too, lie in a storage of
 NaN, so that a mutant that strays reads NaN and damages nothing but that.
 
-`make test` has the first mutant of each line; those that change a line once more are slow.
+`make test` has the first mutant of each line; those that change a line once more are slow, and
+those that a stage below has, too.
 """
 
 import math
@@ -65,28 +66,41 @@ def check_pages(stage, page_size, N, causal):
 
 
 def battery(stage):
-    """Raise where `stage` is wrong; every shipped stage passes: what all stages are asked."""
-    cases = [make_case(stage, seed) for seed in SEEDS]
+    """Raise where `stage` is wrong; every shipped stage passes: what all stages are asked.
+
+    First what takes little and kills most, the random cases last.
+    """
     if stage.STAGE.number in TILED:
-        cases += [border_case(stage, index) for index in range(len(BORDERS))]
-    for case in cases:
-        test_problems.check_case(stage, case)
-        if hasattr(stage, "skipped_blocks"):
-            test_s06_triton_flash2.check_skipped_blocks(stage, case)
-    if stage.STAGE.gradients:
-        test_problems.test_logits_so_low_that_no_masked_key_may_pass_for_a_zero(stage)
-    if hasattr(stage, "candidates"):
-        for dtype in ("float16", "float32"):
-            test_magnitudes.test_scores_of_any_size(stage, dtype)
-        if stage.STAGE.gradients:
-            test_magnitudes.test_gradients_of_large_scores_are_refused(stage, "float32")
+        for index in range(len(BORDERS)):
+            check_case(stage, border_case(stage, index))
     if hasattr(stage, "attend_paged"):
         paged_battery(stage)
     test_exactness.test_logits_past_the_overflow_of_exp_in_double(stage, "float32")
     if stage.STAGE.exact_up_to is None:
         test_hidden.test_a_tile_of_overflowing_scores_counts_for_nothing(stage)
+    if stage.STAGE.gradients:
+        test_problems.test_logits_so_low_that_no_masked_key_may_pass_for_a_zero(stage)
     if {"causal", "seqlens_k"} <= {*stage.STAGE.options}:
         hidden_battery(stage)
+    for seed in SEEDS:
+        check_case(stage, make_case(stage, seed))
+    if hasattr(stage, "candidates"):
+        large_battery(stage)
+
+
+def check_case(stage, case):
+    """Raise where it is wrong in a case, or doesn't skip the tiles there that it should."""
+    test_problems.check_case(stage, case)
+    if hasattr(stage, "skipped_blocks"):
+        test_s06_triton_flash2.check_skipped_blocks(stage, case)
+
+
+def large_battery(stage):
+    """Raise where a tuned stage is wrong in large scores, or refuses others."""
+    for dtype in ("float16", "float32"):
+        test_magnitudes.test_scores_of_any_size(stage, dtype)
+    if stage.STAGE.gradients:
+        test_magnitudes.test_gradients_of_large_scores_are_refused(stage, "float32")
 
 
 def hidden_battery(stage):
@@ -102,8 +116,11 @@ PAGED = """page table off by one; page table off by one in large pages; first pa
     slots not within a page; slot of a tile forgotten; pages of the first sequence;
     a sequence s row by its place; causal by the capacity"""
 HIDDEN = """minus infinity only taken for nothing seen; unseen keys not taken out;
-    unseen values not taken out; unseen by the first row; blind q not taken out"""
-CHECKS = (PAGED, paged_battery), (HIDDEN, hidden_battery)
+    unseen values not taken out; unseen by the first row; blind q not taken out;
+    no key divides by 0"""
+LARGE = """gradients of large scores not refused; float32 refused; large scores not refused;
+    large negative scores not refused"""
+CHECKS = (PAGED, paged_battery), (HIDDEN, hidden_battery), (LARGE, large_battery)
 FIRST = {" ".join(name.split()): check for names, check in CHECKS for name in names.split(";")}
 
 
@@ -134,13 +151,16 @@ def line_changed(text, old, new):
 
 
 def every_mutant():
-    """(number, name) of each, slow where one before it has changed the same line."""
+    """(number, name) of each, slow where one before it is the same or has changed the same line."""
+    made = []
     for number in BY_BATTERY:
         text, lines = shipped(number), set()
         for name, pair in MUTANTS[number].items():
             line = line_changed(text, *pair)
-            yield pytest.param(number, name, marks=pytest.mark.slow if line in lines else ())
+            again = line in lines or pair in made
+            yield pytest.param(number, name, marks=pytest.mark.slow if again else ())
             lines.add(line)
+            made.append(pair)
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDS)
 def test_a_rank_that_fails_ends_all_and_is_named_and_others_are_measured_all_the_same(failed, name):
     record = make_record(failed[name], paired=True)

@@ -192,6 +192,7 @@ def test_what_was_skipped_or_spared_is_said_with_the_reason():
     assert ended(*cells[:2])[2] == "Skipped: nothing."
 
 
+@pytest.mark.slow
 def test_the_tour_ends_with_what_was_seen_and_what_is_next(tmp_path):
     """Here of one stage, so that it is short."""
     done = in_turn("run", "--stages", 3, "--device", "cpu", "--out", tmp_path / "tour.jsonl")
