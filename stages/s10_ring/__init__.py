@@ -126,8 +126,7 @@ def backward(
         now: Hop, kv: list[Tensor], piece: Piece = (ALL, ALL, ALL)
     ) -> tuple[list[Tensor], list[Tensor]]:
         """What a hop adds in float32: [dq] of its rows, [dk, dv] of its keys; [] if not wanted."""
-        b, h, h_k = piece
-        (k, v), lengths = kv, None if seqlens_k is None else valid(seqlens_k[b], now.spans)
+        (b, h, h_k), (k, v) = piece, kv
         given = (
             q[b, h, now.rows], k[b, h_k, now.keys], v[b, h_k, now.keys], o[b, h, now.rows],
             lse[b, h, now.rows], do[b, h, now.rows],
@@ -135,6 +134,7 @@ def backward(
         if now.empty:
             dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in given[:3])
         else:
+            lengths = None if seqlens_k is None else valid(seqlens_k[b], now.spans)
             wanted = wants_q, wants_kv, wants_kv
             dq, dk, dv = plan.local.backward(*given, now.causal, lengths, wanted)
         return [dq] if wants_q else [], [dk, dv] if wants_kv else []

@@ -213,6 +213,25 @@ def attends(problem):
     return torch.equal(o, s10_ring.ring(q, k, v, causal=True, group=dist.group.WORLD))
 
 
+def some_gradients(problem, world):
+    """The choices among q, k and v whose gradients differ from those that all three give."""
+    *inputs, dO = parts_of(problem, s10_ring, GROUPS[world], True)
+
+    def gradients(*wanted):
+        leaves = [x.clone().requires_grad_(want) for x, want in zip(inputs, wanted, strict=True)]
+        o = s10_ring.ring(*leaves, causal=problem.causal, group=GROUPS[world])
+        o.backward(dO)
+        return [x.grad for x in leaves]
+
+    every, differ = gradients(True, True, True), []
+    for wanted in itertools.product((False, True), repeat=3):
+        if any(wanted):
+            for x, y, want in zip(gradients(*wanted), every, wanted, strict=True):
+                if (x is not None) != want or (want and not torch.equal(x, y)):
+                    differ.append(wanted)
+    return differ
+
+
 def most_held(problem, world):
     """pass -> how much of what was received there is at once, the most, in parts of keys."""
     plain, alive, most = copies.ByGroup.post, weakref.WeakSet(), {}
