@@ -424,7 +424,7 @@ def test_processes_without_a_group_are_refused(monkeypatch):
 @pytest.mark.parametrize(("when", "words"), [
     pytest.param("before", r"no answer from rank .*1\b.*: it has ended", marks=pytest.mark.slow),
     # or what rank 0 said of it, if that was first
-    ("amid", r"rank 2 lost rank 1, which it receives from|rank 0 lost .* or rank 1, which it sends"),
+    ("amid", r"rank 2 lost rank 1, which it|rank 0 lost .* or rank 1, which it sends"),
 ])  # fmt: skip
 def test_a_rank_that_ends_ends_the_others_which_name_it(when, words):
     ranks = Ranks(3)
