@@ -264,6 +264,9 @@ def ring_predicted() -> str:
         for n in PREDICTED:
             row: list[object] = [world, text.MASKS[causal], n]
             for direction in ("fwd", "train"):
+                if (direction, causal) not in longest:  # of a run that was cut off
+                    row += ["-", "-"]
+                    continue
                 one, machine = longest[direction, causal]
                 one = replace(one, world=world, nq=n, nk=n)
                 ring, alone = (ring_cost.seconds(one, machine, x) for x in ("ring", ONE_GPU))

@@ -207,9 +207,9 @@ def peak_bytes(problem: Problem, copies: str = "group") -> int:
     whole = 2 * wide + gradients
     hop = max(wide + gradients, whole - gradients / 2) if problem.causal else whole
     second = held + hop + 2 * lse + by_group * kv * min(world - 1, 2)
-    third = held + wide + gradients + hop + 2 * lse + by_group * (2 * kv + gradients)
-    if world == 3:  # its K and V go no further
-        third -= by_group * kv
+    # of three ranks K and V go no further then
+    meanwhile = by_group * (kv * (1 + (world > 3)) + gradients)
+    third = held + wide + gradients + hop + 2 * lse + meanwhile
     last = held + wide + gradients + by_group * gradients
     last += (whole + 2 * lse) / 2 if cut == 2 else 0.0
     end = 2 * q + lse + kv + 2 * wide + gradients + by_group * gradients  # all, and rounded
