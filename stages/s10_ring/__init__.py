@@ -33,8 +33,8 @@ backward pass as many of float32. Memory above q, k, v and o, for parts of S = B
 R = B H Nq d / W elements of e bytes: o between hops 4 R, one hop's R e; in the backward pass dq
 4 R, dK and dV that go round 8 S, half of those of the own keys 2 R + 4 S, what a hop's kernels make
 8 (R + S). Received meanwhile: 4 S e at the most, backward 4 S (e + 2). With W = 2 less: o as the
-kernel gives it, and half a hop. Copy engines receive in slots that are kept between calls, 6 S e or
-6 S (e + 4). Nothing grows with W, while S and R shrink.
+kernel gives it, and keys never come together with sums. Copy engines receive in slots that are kept
+between calls, 6 S e or 6 S (e + 4). Nothing grows with W, while S and R shrink.
 What it bought: a sequence that one GPU can't hold, or 1 / W of the time (Ring Attention with
 Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 """
