@@ -92,8 +92,7 @@ class ByGroup:
             for work in self.works:
                 work.wait()
         self.works.clear()  # gloo's hold what was sent
-        found, self.incoming = self.incoming, []  # its memory is the caller's
-        return found
+        return self.incoming
 
     @contextmanager
     def naming(self) -> Iterator[None]:
