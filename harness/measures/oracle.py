@@ -1,11 +1,12 @@
 """Compute the oracles: the references that the outputs of a problem are compared with.
 
 The rule is that of harness/measures/accuracy.py. Everything is computed in blocks of query rows, so
-that no N x N matrix in float64 is ever in memory.
+that no N x N matrix in float64 is ever in memory; where a world has several GPUs, on all of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy
@@ -220,6 +221,38 @@ def magnitudes(problem: Problem, inputs: Tensors) -> Tensors:
     return dq2.sqrt(), gather_heads(problem, dk2).sqrt(), gather_heads(problem, dv2).sqrt()
 
 
+def devices_of(problem: Problem) -> list[torch.device]:
+    """The devices that compute the oracles: a GPU for each rank, where each has whole key heads."""
+    world = problem.world if problem.device == "cuda" else 1
+    if world == 1 or problem.hk % world or torch.cuda.device_count() < world:
+        return [torch.device(problem.device)]
+    return [torch.device(problem.device, rank) for rank in range(world)]
+
+
+def by_heads(
+    compute: Callable[..., Tensors], problem: Problem, tensors: Tensors,
+    devices: Sequence[torch.device],
+) -> Tensors:  # fmt: skip
+    """compute(problem, *tensors), each of `devices` a share of the heads, all at the same time.
+
+    The heads are the second dimension of all tensors. One GPU takes minutes where N is 500,000.
+    """
+    count = len(devices)
+    if count == 1:
+        return compute(problem, *tensors)
+    each = replace(problem, h=problem.h // count, hk=problem.hk // count)
+
+    def share(device: torch.device, *given: torch.Tensor) -> Tensors:
+        return compute(each, *(x.to(device) for x in given))
+
+    with ThreadPoolExecutor(count) as pool:
+        found = [*pool.map(share, devices, *(x.chunk(count, dim=1) for x in tensors))]
+    return tuple(
+        torch.cat([x.to(tensors[0].device) for x in parts], dim=1)
+        for parts in zip(*found, strict=True)
+    )
+
+
 def make_oracles(problem: Problem) -> dict[str, Oracle]:
     """Make the oracle of each output of `problem`'s direction, by name, in OUTPUTS' order."""
     wanted = OUTPUTS[problem.direction]
@@ -234,16 +267,21 @@ def make_oracle(problem: Problem) -> Oracle:
     stage3: Attend = stages.by_number(YARDSTICK).attend
     dtype = getattr(torch, problem.dtype)
     q, k, v = make_inputs(problem)
-    out64 = in_blocks(stage3, problem, q.double(), k.double(), v.double())
-    out3 = in_blocks(stage3, problem, q, k, v)
+
+    def attended(attend: Attend, wide: torch.dtype) -> torch.Tensor:
+        def compute(part: Problem, *given: torch.Tensor) -> Tensors:
+            return (in_blocks(attend, part, *(x.to(wide) for x in given)),)
+
+        return by_heads(compute, problem, (q, k, v), devices_of(problem))[0]
+
+    out64, out3 = attended(stage3, torch.float64), attended(stage3, dtype)
     yardstick = Error.between(out3, out64)
     u = torch.finfo(dtype).eps
     largest_v = v.abs().max().item()
     if problem.dtype in HALF:
         floor = u
         mixed = with_rounded_p(lambda p: p.to(dtype).float())
-        out_mixed = in_blocks(mixed, problem, q.float(), k.float(), v.float()).to(dtype)
-        yardstick = Error.between(out_mixed, out64)
+        yardstick = Error.between(attended(mixed, torch.float32).to(dtype), out64)
     else:
         floor = 4 * u * (1 + largest_score(problem, q, k))
     if problem.precision == "tf32":
@@ -261,20 +299,35 @@ def make_gradient_oracles(problem: Problem) -> list[Oracle]:
     stage3: Attend = stages.by_number(YARDSTICK).attend
     dtype = getattr(torch, problem.dtype)
     inputs = (*make_inputs(problem), make_output_gradient(problem))
-    wide = tuple(x.to(torch.promote_types(dtype, torch.float32)) for x in inputs)
-    truths = gradients_in_blocks(stage3, problem, *(x.double() for x in inputs))
-    by_stage3 = gradients_in_blocks(stage3, problem, *inputs)
-    yardsticks = [by_stage3]
+    wide = torch.promote_types(dtype, torch.float32)
+    devices = devices_of(problem)
+
+    def in_dtype(kind: torch.dtype, compute: Callable[..., Tensors]) -> Tensors:
+        def cast(part: Problem, *given: torch.Tensor) -> Tensors:
+            return compute(part, *(x.to(kind) for x in given))
+
+        return by_heads(cast, problem, inputs, devices)
+
+    def by_autograd(part: Problem, *given: torch.Tensor) -> Tensors:
+        q, k, v, dO = given
+        return gradients_in_blocks(stage3, part, q, k, v, dO)
+
+    def rounded(operand: Rounding) -> Callable[..., Tensors]:
+        return lambda part, *given: rounded_gradients(part, given, operand, dtype)
+
+    truths = in_dtype(torch.float64, by_autograd)
+    by_stage3 = in_dtype(dtype, by_autograd)
     u = torch.finfo(dtype).eps
-    floor = 4 * u * (1 + largest_score(problem, *inputs[:2]))
     if problem.dtype in HALF:
         floor = 2 * u
-        mixed = rounded_gradients(problem, wide, lambda x: x.to(dtype).float(), dtype)
-        yardsticks = [mixed]
+        yardsticks = [in_dtype(wide, rounded(lambda x: x.to(dtype).float()))]
+    else:
+        floor = 4 * u * (1 + largest_score(problem, *inputs[:2]))
+        yardsticks = [by_stage3]
     if problem.precision == "tf32":
         set_precision("ieee")
-        yardsticks.append(rounded_gradients(problem, inputs, truncate_to_tf32, dtype))
-    sizes = magnitudes(problem, wide)
+        yardsticks.append(in_dtype(dtype, rounded(truncate_to_tf32)))
+    sizes = in_dtype(wide, lambda part, *given: magnitudes(part, given))
     if problem.precision == "tf32":
         set_precision("tf32")
     return [

@@ -11,7 +11,7 @@ from made_up import problem, scores
 import stages
 from harness.measures import accuracy, oracle
 from harness.measures.accuracy import Error, Oracle
-from harness.measures.oracle import in_blocks, make_oracle, row_blocks
+from harness.measures.oracle import in_blocks, make_oracle, make_oracles, row_blocks
 from harness.problems.inputs import make_inputs
 
 stage3 = stages.by_number(3).attend
@@ -56,6 +56,30 @@ def test_blocks_never_hold_n_by_n():
     assert blocks[0][0] == 0 and blocks[-1][1] == 65536
     assert all(end == start for (_, end), (start, _) in itertools.pairwise(blocks))
     assert max(end - start for start, end in blocks) * 65536 * 8 <= 1 << 26
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_several_devices_make_the_same_oracles(monkeypatch, dtype):
+    asked = problem(
+        b=2, h=4, hk=2, nq=40, nk=50, d=16, dtype=dtype, causal=True, seqlens_k=(50, 9),
+        direction="train",
+    )  # fmt: skip
+    shares = []
+    alone = make_oracles(asked)
+    monkeypatch.setattr(oracle, "devices_of", lambda asked: [torch.device("cpu")] * 2)
+    in_blocks = oracle.in_blocks
+    monkeypatch.setattr(
+        oracle, "in_blocks", lambda a, part, *x: shares.append(part.h) or in_blocks(a, part, *x)
+    )
+    together = make_oracles(asked)
+    assert set(shares) == {2}
+    for name, one in alone.items():
+        other = together[name]
+        torch.testing.assert_close(other.out64, one.out64, rtol=0, atol=1e-13)
+        u = torch.finfo(one.out3.dtype).eps
+        assert Error.between(other.out3, one.out3.double()).rel < 2 * u
+        for x, y in ((other.bound.max, one.bound.max), (other.bound.rel, one.bound.rel)):
+            assert x == pytest.approx(y, rel=0.1)
 
 
 def test_a_row_that_sees_no_key_is_zero():
