@@ -21,6 +21,7 @@ from harness.problems.problem import YARDSTICK, Problem
 BLOCK_BYTES: Final = 1 << 26  # of a block of float64 scores
 GPU_BLOCK: Final = 4  # times as large on a GPU, which would wait for Python between small blocks
 GPU_SHARE: Final = 64  # of a GPU's memory, the most for a block
+JUDGES_SHARE: Final = 0.5  # of the memory of each of several GPUs, the most for oracles
 HALF: Final = ("float16", "bfloat16")
 FORGIVEN: Final = 0.25  # of a change's effect on an output: rounding may differ by so much
 
@@ -243,6 +244,8 @@ def by_heads(
     each = replace(problem, h=problem.h // count, hk=problem.hk // count)
 
     def share(device: torch.device, *given: torch.Tensor) -> Tensors:
+        if device.type == "cuda":  # ranks load meanwhile; blocks of other sizes stay cached
+            torch.cuda.set_per_process_memory_fraction(JUDGES_SHARE, device)
         return compute(each, *(x.to(device) for x in given))
 
     with ThreadPoolExecutor(count) as pool:
