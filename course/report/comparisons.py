@@ -215,12 +215,23 @@ def flashinfer() -> str:
     return text.part(header, body, note, env)
 
 
-def ring() -> str:
-    """The table of several GPUs, and the picture of their times, where they were measured."""
-    if not text.RING.exists():
+def ring_problems(world: int) -> tuple[list[Record], list[list[Record]]]:
+    """The env records of runs on `world` GPUs, and the records of each problem, in order."""
+    runs = [read(file) for file in text.RINGS[world]]
+    problems = [group for _, cells in runs for group in groups.by_problem(cells)]
+    return [env for env, _ in runs], sorted(problems, key=ring_order)
+
+
+def ring(world: int) -> str:
+    """The table of `world` GPUs, where they were measured."""
+    envs, problems = ring_problems(world)
+    if not problems:
         return NOT_MEASURED
-    env, cells = read(text.RING)
-    problems, body = sorted(groups.by_problem(cells), key=ring_order), []
+    peers = {
+        name: title for name, title in RING_PEERS.items()
+        if any(cell["name"].startswith(name) for group in problems for cell in group)
+    }  # fmt: skip
+    body = []
     for group in problems:
         at = {cell["name"]: cell for cell in group if ratios.comparable(cell)}
         ours, alone, machine = at.get("ring"), at.get(ONE_GPU), rings.machine_of(group)
@@ -235,46 +246,58 @@ def ring() -> str:
             ours["direction"], text.MASKS[ours["causal"]], ours["nk"],
             show_time(alone["time_ms"]), show_time(ours["time_ms"]),
             f"**{ratios.show_speedup(ours, alone)}**",
-            *(ratios.show_speedup(ours, at.get(name)) for name in RING_PEERS),
+            *(ratios.show_speedup(ours, at.get(name)) for name in peers),
             f"{modelled / (1e-3 * ours['time_ms']) - 1:+.0%}", ratios.show_peak(ours),
         ])  # fmt: skip
-    heads = "pass | mask | N | one GPU | ring | over it", *RING_PEERS.values(), "model | peak"
-    first = cells[0]
+    heads = "pass | mask | N | one GPU | ring | over it", *peers.values(), "model | peak"
+    first, planned = problems[0][0], [entry for env in envs for entry in env["plan"]]
     note = " ".join([
-        f"{first['world']} ranks, {first['h']} heads, d = {first['d']}, {first['dtype']}. One GPU: "
+        f"{world} ranks, {first['h']} heads, d = {first['d']}, {first['dtype']}. One GPU: "
         "the whole sequence, by the same kernels; over it: how many times as fast the ring is; "
         "then, as how many times as each of the others, of context_parallel as the faster "
         "rotation. Model: the cost model's time over the measured one. Peak: memory of a rank "
         "above its inputs.",
-        *cut_off(len(groups.by_problem(env["plan"])), len(body)),
+        *cut_off(len(groups.by_problem(planned)), len(body)),
     ])  # fmt: skip
-    return f"{text.part(' | '.join(heads), body, note, env)}\n\n{RING_PICTURE}"
+    return text.part(" | ".join(heads), body, note, *envs)
+
+
+def ring_of_two() -> str:
+    """The table of two GPUs, and the picture of their times, where they were measured."""
+    return f"{ring(2)}\n\n{RING_PICTURE}" if text.RINGS[2] else NOT_MEASURED
 
 
 def ring_predicted() -> str:
     """What the cost model says of four and eight GPUs, by the rates and the link of two."""
-    if not text.RING.exists():
-        return NOT_MEASURED
-    env, cells = read(text.RING)
-    found = [(Problem.from_json(group[0]), rings.machine_of(group)) for group in
-             sorted(groups.by_problem(cells), key=ring_order)]  # fmt: skip
+    envs, problems = ring_problems(2)
+    found = [(Problem.from_json(group[0]), rings.machine_of(group)) for group in problems]
     longest = {(one.direction, one.causal): (one, machine) for one, machine in found if machine}
+    if not longest:
+        return NOT_MEASURED
+    measured = {
+        (4, cell["causal"], cell["nk"], cell["direction"]): cell["time_ms"]
+        for group in ring_problems(4)[1]
+        for cell in group
+        if cell["name"] == "ring"
+    }
     body = []
     for world, causal in product((4, 8), text.MASKS):
         for n in PREDICTED:
             row: list[object] = [world, text.MASKS[causal], n]
             for direction in ("fwd", "train"):
                 if (direction, causal) not in longest:  # of a run that was cut off
-                    row += ["-", "-"]
+                    row += ["-", "-", "-"]
                     continue
                 one, machine = longest[direction, causal]
                 one = replace(one, world=world, nq=n, nk=n)
                 ring, alone = (ring_cost.seconds(one, machine, x) for x in ("ring", ONE_GPU))
+                took = measured.get((world, causal, n, direction))
                 row += [show_time(1e3 * ring), f"{alone / ring / world:.2f}"]
+                row.append(show_time(took) if took else "-")
             body.append(row)
-    header = "GPUs | mask | N | forward | of ideal | training | of ideal"
-    note = "Of ideal: one GPU's time over the ring's, and over the number of GPUs. No measurement."
-    return text.part(header, body, note, env)
+    header = "GPUs | mask | N | forward | of ideal | measured | training | of ideal | measured"
+    note = "Predicted; of ideal: one GPU's time over the ring's, and over the number of GPUs."
+    return text.part(header, body, note, *envs)
 
 
 def ring_order(group: Sequence[Record]) -> tuple[int, bool, int]:

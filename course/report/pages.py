@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attention_ladder.models import views
 from course.report import comparisons, course, front, hopper, profile, sources
-from course.report.text import CPU, DOCS, GPU, RING, ROOT, SIZES, as_shown
+from course.report.text import CPU, DOCS, GPU, RINGS, ROOT, SIZES, as_shown
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.views import machine, plots, roofline
@@ -95,7 +95,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "backward-bytes": course.backward_bytes,
     "pitfalls-001": partial(course.pitfalls, "001"),
     # docs/ring.md
-    "ring": comparisons.ring,
+    "ring": comparisons.ring_of_two,
+    "ring-four": partial(comparisons.ring, 4),
     "ring-predicted": comparisons.ring_predicted,
     "cluster": course.cluster,
 }
@@ -187,8 +188,8 @@ def draw(folder: Path) -> list[Path]:
         profile.plot_timeline(timeline_env, timeline, over_time, look)
         views.plot(*train, loss, look)
         written += [traffic, within, over_time, loss]
-        if RING.exists():
-            env, cells = read(RING)
+        for file in RINGS[2]:
+            env, cells = read(file)
             cells = [cell for cell in cells if cell["nk"] == comparisons.RING_SHOWN]
             written += plots.plot(env, cells, folder, look=look)
     return written

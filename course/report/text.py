@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "results"
 CPU, GPU = RESULTS / "cpu", RESULTS / "h200"
-# of two GPUs
-RING = next(RESULTS.glob("*-x2/ring.jsonl"), RESULTS / "h200-x2" / "ring.jsonl")
+# of two GPUs, and of four
+RINGS = {world: sorted(RESULTS.glob(f"*-x{world}/ring*.jsonl")) for world in (2, 4)}
 
 SIZES = (1024, 4096, 16384)
 ALL_SIZES = (1024, 2048, 4096, 8192, 16384)
