@@ -70,6 +70,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "hopper-bwd-variants": partial(hopper.climb, "hopper-bwd-variants"),
     "hopper-odd": hopper.odd,
     "hopper-host": partial(sources.launches, "hopper-host"),
+    "host-times": sources.host_times,
     "sanitizer": comparisons.sanitizer,
     # docs/training.md, docs/profiling.md
     "curves": partial(comparisons.curves, "train"),

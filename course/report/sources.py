@@ -235,6 +235,21 @@ def launches(name: str) -> str:
     return text.part(header, body, note, env)
 
 
+def host_times() -> str:
+    """How long Python takes for each call of a stage, and how many times cuDNN's."""
+    env, records = read(text.GPU / "host.jsonl", "host")
+    titles = {rung["stage"]: rung["title"] for rung in env["rungs"]}
+    body: dict[tuple[str, int], dict[int, str]] = {}
+    for each in records:
+        ratio = f"{each['launch_ms'] / each['reference_ms']:.2f}x"
+        row = body.setdefault((each["call"], each["b"]), {})
+        row[each["stage"]] = f"{show_time(each['launch_ms'])} ({ratio})"
+    header = " | ".join(["call | B", *(f"{stage} {title}" for stage, title in titles.items())])
+    cells = [[*call, *(row.get(stage, "-") for stage in titles)] for call, row in body.items()]
+    note = "Sequences of 256 keys, backward of 512. In brackets: how many times cuDNN's."
+    return text.part(header, cells, note, env)
+
+
 def model() -> str:
     """A table of MiniLM with its attention replaced: the effect on embedding and hidden states."""
     env, records = read(text.GPU / "model-float32.jsonl", "model")
