@@ -144,10 +144,12 @@ LEAST = [
     ("bench-train", 7, "sdpa_flash", 1.1, 1.1, 1.05),
     ("bench-train", 7, "flex_attention", 0.95, 1, 1.05),
     ("hopper", 9, "sdpa_cudnn", 1.05, 1.12, 1.1),
-    ("hopper", 9, "flash_attention_4", 1.0, 1.05, 1.1),
+    # 1.0 was reached beside an older version; 4.0.0b36 is level at one size
+    ("hopper", 9, "flash_attention_4", 0.99, 1.05, 1.1),
     ("hopper-float16", 9, "sdpa_cudnn", 1.05, 1.12, 1.1),
     ("hopper-float16", 9, "flash_attention_4", 1.0, 1.05, 1.1),
-    ("hopper-bwd", 9, "sdpa_cudnn", 0.9, 1.0, 1.1),
+    ("hopper-bwd", 9, "sdpa_cudnn", 1.05, 1.12, 1.1),
+    ("hopper-train", 9, "flash_attention_4", 0.95, 1.0, 1.1),
 ]
 
 
@@ -259,12 +261,12 @@ SAID = [
      lambda: all(0.985 < x < 1
                  for x in ratios_to("hopper-tried", 9, "in_registers", d=128, causal=False))
      and min(ratios_to("hopper-tried", 9, "in_registers", d=64, causal=False)) > 1.3),
-    ("results.md", "FlashAttention-4 is faster in all twelve: its backward pass gains more than "
-     "its forward pass loses",
-     lambda: max(ratios_to("hopper-train", 9, "flash_attention_4")) < 1
-     and max(ratios_to("hopper-bwd", 9, "flash_attention_4")) < 1 < min(
-         ratios_to("hopper", 9, "flash_attention_4"))
-     and len(ratios_to("hopper-train", 9, "flash_attention_4")) == 12),
+    ("results.md", "FlashAttention-4 is level within some hundredths: what its backward pass "
+     "gains, its forward pass loses",
+     lambda: len(ratios_to("hopper-train", 9, "flash_attention_4")) == 12
+     and all(0.94 < x < 1.06 for x in ratios_to("hopper-train", 9, "flash_attention_4"))
+     and max(ratios_to("hopper-bwd", 9, "flash_attention_4", d=128)) < 1 < min(
+         ratios_to("hopper", 9, "flash_attention_4", d=128))),
     ("source-tables.md", "stage 5 beats stage 3 by more than the source's factors at every N",
      lambda: all(over_three(n, h=32, precision="float16") > slow / fast
                  for n, (slow, fast, *_) in sources.SOURCE_4_2.items())),
@@ -274,10 +276,9 @@ SAID = [
      lambda: all(over_three(n, h=1, precision=p) < 1 for n in (1024, 2048)
                  for p in ("ieee", "tf32", "float16"))
      and over_three(16384, h=1, precision="tf32") > 1),
-    ("training.md", "**Why the cache loses at the two shorter contexts.**",
-     lambda: [cached < plain for plain, cached, _ in generated().values()] == [True, True, False]),
-    ("training.md", "Without a cache the rate at 1024 is no lower than at 256",
-     lambda: generated()[1024][0] >= generated()[256][0]),
+    ("training.md", "it doesn't follow the context",
+     lambda: generated()[4096][0] >= generated()[256][0]
+     and generated()[4096][1] >= generated()[256][1]),
     ("training.md", "a small part of what the memory can [deliver]",
      lambda: all(tb < 0.01 * text.find(of_run("ceilings", "ceiling"), what="copy")["value"]
                  for _, _, tb in [generated()[n] for n in (256, 1024)])),
