@@ -108,8 +108,8 @@ class Ranks:
         return "".join(session.printed() for session in self.sessions)
 
     def end(self) -> None:
-        """End all ranks."""
-        for session in self.sessions:
+        """End all ranks, the first one last: NCCL's threads in the others print that it's gone."""
+        for session in reversed(self.sessions):
             session.end()
 
 
