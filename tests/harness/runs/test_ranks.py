@@ -1,7 +1,9 @@
 """Several ranks measured as one stage: what is right, what fails, and what a failure costs."""
 
 import re
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_up import make_cell, problem
@@ -122,6 +124,15 @@ def test_what_all_ranks_refuse_ends_none():
         together.sessions = [Saying(message), Saying(message)]
         assert together.receive(Out, seconds=9.0, late="late") == message
         assert not together.sessions[0].ended
+
+
+def test_the_rank_with_the_store_ends_last():
+    """While others use it, NCCL's threads print pages of what they lost."""
+    ended = []
+    world = ranks.Ranks.__new__(ranks.Ranks)
+    world.sessions = [SimpleNamespace(end=partial(ended.append, rank)) for rank in range(3)]
+    world.end()
+    assert ended == [2, 1, 0]
 
 
 def test_the_slowest_rank_and_the_largest_peak_count():
