@@ -19,6 +19,7 @@ GAINS = (  # what shows a stage's gain, the stages that it is used for
     (text.GPU / "bench-train.jsonl", (3, 7)),
     (text.GPU / "decode.jsonl", (6, 8)),
     (text.GPU / "hopper-float16.jsonl", (6, 9)),
+    (text.RESULTS / "h200-x4" / "ring.jsonl", (10, 116)),
 )
 
 
@@ -63,7 +64,7 @@ def gains() -> tuple[dict[int, str], list[Record]]:
     The plan of an env line is that of the stages whose records were used.
     """
     runs = [(*read(file), stages) for file, stages in GAINS]
-    cpu, gpu, tour, bench, train, decode, hopper = (cells for _, cells, _ in runs)
+    cpu, gpu, tour, bench, train, decode, hopper, four = (cells for _, cells, _ in runs)
     at = {"nk": 4096, "h": 32, "precision": "float16"}
     long = {"nk": 4096, "d": 64, "causal": False}
     five, six = text.both(bench, 5, 6, **long)
@@ -72,6 +73,7 @@ def gains() -> tuple[dict[int, str], list[Record]]:
     trained = text.both(train, 3, 7, **long)
     alone = text.both(gpu, 3, 5, paired=False, **at)
     one_row = {"b": 1, "hk": 8, "nq": 1, "nk": 8192, "page_size": None}
+    far = {"nk": 65536, "causal": False, "direction": "fwd"}
     less = [
         f"{old['peak_bytes'] / new['peak_bytes']:.0f}x less memory" for old, new in (alone, trained)
     ]
@@ -85,6 +87,7 @@ def gains() -> tuple[dict[int, str], list[Record]]:
         7: f"{ratios.show_step(*trained)} over #3, {less[1]}",
         8: f"{ratios.show_step(*text.both(decode, 6, 8, **one_row))} over #6",
         9: f"{ratios.show_step(*text.both(hopper, 6, 9, **long))} over #6",
+        10: f"{ratios.show_step(*text.both(four, 116, 10, **far))} with four GPUs",
     }
     return found, [
         env | {"plan": [entry for entry in env["plan"] if entry["stage"] in stages]}
