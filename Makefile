@@ -33,17 +33,24 @@ TYPED = $(filter-out tests/% notebooks/%,$(TRACKED))
 TRITONS := 3.6.0 3.8.0 3.9.0
 # end
 
-.PHONY: ladder test test-all lint gluon cubins build clean
+.PHONY: ladder test test-all fast-tests all-tests lint gluon cubins build clean
 
 ladder: $(VENV)/ladder.stamp
 	@$(BIN)/python -m harness run
 
-test: $(VENV)/test.stamp $(LINT)
+# the linters take one core for half a minute: the tests run beside them
+test: $(VENV)/test.stamp
+	@$(MAKE) --no-print-directory -j2 $(LINT) fast-tests
+
+test-all: $(VENV)/test.stamp
+	@$(MAKE) --no-print-directory -j2 $(LINT) all-tests
+	$(if $(TIMED),$(BIN)/python -m pytest -m timing $(TIMED))
+
+fast-tests: $(VENV)/test.stamp
 	$(PYTEST) -m "not slow and not timing"
 
-test-all: $(VENV)/test.stamp $(LINT)
+all-tests: $(VENV)/test.stamp
 	$(PYTEST) -m "not timing"
-	$(if $(TIMED),$(BIN)/python -m pytest -m timing $(TIMED))
 
 # not in a handout
 lint: $(VENV)/test.stamp
