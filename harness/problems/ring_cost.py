@@ -7,7 +7,8 @@ those of its q, with elements of e bytes; dK and dV travel in float32, D = 2 b h
                send     latency + bytes / link
                merge    M / hbm + launch: o read and written, that of the hop read. With two ranks
                         M = 3 Q, with more o is in float32 between hops; backward dq, dk and dv are
-                        added up in float32
+                        added up in float32, and each hop after the own keys' reads o and dO and
+                        clears, reads and writes dq's sums once more than one GPU does
     pairs      without a mask n^2 at each of the W hops; causal n (n + 1) / 2 at the first, then
                n^2 / 2 in zigzag, n^2 on the last rank in order
     ring       at each hop max(compute + merge, send), or their sum without overlap; it sends KV at
@@ -28,6 +29,7 @@ from typing import Final
 from harness.problems.cost import flops
 from harness.problems.problem import ITEMSIZE, ONE_GPU, Problem
 
+KERNELS: Final = 3  # of a backward pass: before the products, the products, after them
 GRADIENT_SIZE: Final = 4  # bytes: dK and dV travel, and parts of o are merged, in float32
 # direction -> the FLOPs of its passes, by those of the forward pass
 PASSES: Final = {"fwd": (1.0,), "bwd": (2.5,), "train": (1.0, 2.5)}
@@ -112,7 +114,7 @@ def ring_pass(
         begun = now if overlap else arrived
         now = begun
         if seen:
-            now += each * seen + machine.launch
+            now += each * seen + machine.launch * (KERNELS if factor > 1 else 1)
             yield Span("compute", begun, now)
         if factor > 1:  # what arrives is added to
             now = max(now, arrived)
@@ -141,9 +143,12 @@ def backward_hops(problem: Problem, zigzag: bool) -> list[tuple[float, float, fl
     own, *others = pairs(problem, zigzag)
     first = own / 2 if problem.b * problem.hk > 1 else own  # a single head isn't cut
     hops = [(first, kv, 0.0)]
+    again = 2 * q + 3 * wide  # o, dO; dq's sums
+    # those of early keys alone are put in a place for all
+    begin = 1.5 * gradients if problem.causal and zigzag else 0.0
     for hop, seen in enumerate(others, 1):
         sent = kv * (hop < problem.world - 1) + gradients * (hop > 1)
-        hops.append((seen, sent, 3 * (wide + gradients) * (hop > 1)))
+        hops.append((seen, sent, again + (3 * (wide + gradients) if hop > 1 else begin)))
     hops.append((own - first, gradients, 2 * (wide + gradients) + q + kv))
     return hops
 
