@@ -72,10 +72,10 @@ PICTURE = re.compile(
 )
 MOST_WORDS = {"docs/hopper.md": 1800, "docs/lecturer.md": 1800}  # by hand
 MOST_ON_A_PAGE = {"docs/hopper.md": 3400}  # with what is generated
-# By hand. Several GPUs came when 25,000 was full: 200 are for their terms in the glossary, and two
-# pages are counted apart
-MOST_IN_ALL = 25_200
-APART = {"docs/walkthrough/10-ring.md": 500, "docs/ring.md": 600}
+# By hand. Several GPUs and the climb of the backward pass came when it was full: their pages are
+# counted apart
+MOST_IN_ALL = 25_000
+APART = {"docs/walkthrough/10-ring.md": 500, "docs/ring.md": 600, "docs/backward.md": 650}
 
 
 def words(text):

@@ -23,11 +23,14 @@ RACES = (
 OTHERS = {"triton_flash2": "#6", "triton_training": "#7"} | PEERS
 
 
-def ideas() -> dict[str, tuple[str, str]]:
+def ideas(direction: str = "fwd") -> dict[str, tuple[str, str]]:
     """The variants that lack one idea each, in the order of the ideas: the idea, and what was
     expected of it."""
     known = tomllib.loads((text.ROOT / "tools" / "variants.toml").read_text(encoding="utf-8"))
-    lacking = {name: made for name, made in known["9"].items() if "idea" in made}
+    lacking = {
+        name: made for name, made in known["9"].items()
+        if "idea" in made and made.get("direction", "fwd") == direction
+    }  # fmt: skip
     return {name: (made["idea"], made["expected"]) for name, made in lacking.items()}
 
 
@@ -111,18 +114,21 @@ def first() -> str:
     return text.part(header, body, note, env)
 
 
-def bought() -> str:
-    """What each idea of stage 9 gained: the least and the most of all problems, and where."""
-    file = text.GPU / "hopper-variants.jsonl"
+def bought(name: str, direction: str, begin: int) -> str:
+    """What each idea of stage 9 gained: the least and the most of all problems, and where.
+
+    `begin`: the number of the first of them that has a variant.
+    """
+    file = text.GPU / f"{name}.jsonl"
     if not file.exists():
         return NOT_MEASURED
     env, cells = read(file)
     body = []
-    for number, (name, (idea, hope)) in enumerate(ideas().items(), 2):
+    for number, (without, (idea, hope)) in enumerate(ideas(direction).items(), begin):
         gains = []
         for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
             pair = [[c for c in cells if {"name": who, **at}.items() <= c.items()]
-                    for who in (name, SHIPPED)]  # fmt: skip
+                    for who in (without, SHIPPED)]  # fmt: skip
             if all(pair) and (ratio := ratios.times_faster(pair[0][0], pair[1][0])):
                 gains.append((ratio, title))
         if gains:

@@ -57,9 +57,11 @@ PARTS: dict[str, Callable[[], str]] = {
     # docs/flash2.md
     "skipping": comparisons.skipping,
     "variants": comparisons.variants,
-    # docs/hopper.md, with two of the races
+    # docs/hopper.md, with one of the races, and docs/backward.md with another
     "hopper-first": hopper.first,
-    "hopper-climb": hopper.bought,
+    "hopper-climb": partial(hopper.bought, "hopper-variants", "fwd", 2),
+    "hopper-bwd-climb": partial(hopper.bought, "hopper-bwd-climb", "bwd", 1),
+    "hopper-bwd-variants": partial(hopper.climb, "hopper-bwd-variants"),
     # docs/log/hopper.md
     "hopper-variants": partial(hopper.climb, "hopper-variants"),
     "hopper-tried": partial(hopper.climb, "hopper-tried"),
@@ -67,7 +69,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "hopper-product": hopper.share,
     "hopper-waits": partial(sources.waits, "hopper-io"),
     "hopper-timeline": hopper.timeline,
-    "hopper-bwd-variants": partial(hopper.climb, "hopper-bwd-variants"),
     "hopper-odd": hopper.odd,
     "hopper-host": partial(sources.launches, "hopper-host"),
     "host-times": sources.host_times,
