@@ -376,17 +376,6 @@ def test_speed_is_one_more_check(tmp_path):
         grade.read_points(1, path)
 
 
-@pytest.mark.parametrize("size", gaps.KINDS)
-def test_an_empty_stub_is_not_written_and_no_traceback(tmp_path, size):
-    for stage in (0, 1, 3, 4, 5):
-        path = tmp_path / f"stub{stage}.py"
-        labs.start(stage, path, size, twin=False)
-        row, result = grade.grade(path, stage, 1, False, calls.Limits())
-        assert (row.verdict, row.diagnosis) == ("not-written", gaps.NOT_WRITTEN)
-        text = reports.report(row, result, {"a few keys": 1.0})
-        assert "not written yet" in text and "Traceback" not in text
-
-
 S5, S1 = (labs.source(stage).read_text(encoding="utf-8") for stage in (5, 1))
 PAST = "        acc = acc * alpha[:, None]\n"
 ACC = "        acc += dot("

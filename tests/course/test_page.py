@@ -136,17 +136,6 @@ def test_a_reader_edits_scores_values_keys_and_tiles(page):
     assert page.errors() == []
 
 
-def test_a_box_fades_where_more_lies_and_no_longer_at_its_end(page):
-    page.open("#pieces", width=360)
-    box = page.find("#pieces .scroll")
-    assert page.js("return arguments[0].scrollWidth > arguments[0].clientWidth", box)
-    page.until("arguments[0].classList.contains('right')", box)
-    page.js("arguments[0].scrollLeft = arguments[0].scrollWidth", box)
-    page.until("!arguments[0].classList.contains('right')", box)
-    page.open(width=1440)
-    page.until("!document.querySelector('#pieces .scroll').classList.contains('right')")
-
-
 def test_the_terms_are_texts_and_on_the_page(page):
     found = ladder_data.terms()
     assert {*ladder_data.TERMS, *ladder_data.OWN_TERMS} == {term for term, _ in found}
@@ -251,15 +240,6 @@ def test_a_malformed_address_is_said_and_shows_the_first_example(page):
     page.open("#player?s=" + 999 * "9", width=360)
     assert 0 < len(page.text("#player .note")) < 300
     assert page.js("return document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_paper_is_white_whatever_the_theme(page):
-    page.open(theme=LIGHT).find("#theme").click()
-    ground = "getComputedStyle(document.body).backgroundColor"
-    assert page.js(f"return {ground}") != "rgb(255, 255, 255)"
-    for media in ("print", ""):
-        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media})
-        assert (page.js(f"return {ground}") == "rgb(255, 255, 255)") == (media == "print")
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])

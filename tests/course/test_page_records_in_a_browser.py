@@ -64,20 +64,6 @@ def ms(text):
     return float(number) * MS[unit]
 
 
-def test_nothing_covers_the_bar_at_the_top(page):
-    clear(page)
-    for selector in (".records thead .stage", ".keys th"):
-        covered = page.js(
-            "const element = document.querySelector(arguments[0]);"
-            "element.scrollIntoView({behavior: 'instant'});"
-            "scrollBy({top: 40, behavior: 'instant'});"  # so that a part of it is behind the bar
-            "const {bottom} = document.querySelector('.top').getBoundingClientRect();"
-            "return [...Array(60).keys()].filter((i) =>"
-            " !document.elementFromPoint(20 * i, bottom - 5).closest('.top')).length", selector,
-        )  # fmt: skip
-        assert covered == 0, selector
-
-
 def test_a_table_is_sorted_by_time_and_what_is_not_compared_stands_last(page):
     clear(page)
     choose(page, "file", "results/cpu/tour.jsonl")

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from ladder_command import run_here
 from made_up import make_ceiling, make_env, write_run
 
 from harness.measures import bandwidth
@@ -14,7 +15,6 @@ from harness.records.units import show_rate
 from harness.runs import ceilings
 from harness.runs.ceilings import Ceiling, last_level_cache, plan, prepare
 from harness.views import machine
-from ladder import app
 
 SMALL = [
     Ceiling("matmul", "cpu", 64, "float32", "ieee", 1),
@@ -213,20 +213,21 @@ def test_a_product_of_twice_the_side_takes_eight_times_as_long():
     assert 0.5 < large["value"] / small["value"] < 2
 
 
-def run_cli(monkeypatch, capsys, *arguments):
-    """`ladder ARGUMENTS` in this process, with three small ceilings: code, stdout, stderr."""
+@pytest.fixture
+def measure(monkeypatch, capsys):
+    """`ladder ceilings` of those given, in this process: exit code, stdout, stderr."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # --device cpu sets it
-    with pytest.raises(SystemExit) as ended:
-        app.main([str(argument) for argument in arguments])
-    return ended.value.code, *capsys.readouterr()
+
+    def run(planned, out):
+        monkeypatch.setattr(ceilings, "plan", lambda device: planned)
+        return run_here(capsys, "ceilings", "--device", "cpu", "--out", out)
+
+    return run
 
 
-def test_the_command_records_and_shows(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(ceilings, "plan", lambda device: SMALL)
+def test_the_command_records_and_shows(measure, tmp_path):
     out = tmp_path / "ceilings.jsonl"
-    code, shown, progress = run_cli(
-        monkeypatch, capsys, "ceilings", "--device", "cpu", "--out", out
-    )
+    code, shown, progress = measure(SMALL, out)
     assert code == 0
     env, records = jsonl.read(out, kind="ceiling")
     assert (env["kind"], env["device"], env["plan"], env["rungs"]) == ("env", "cpu", [], [])
@@ -242,16 +243,15 @@ def test_the_command_records_and_shows(monkeypatch, capsys, tmp_path):
     # a run's commands say that it is no run
     with pytest.raises(schema.BadRecord, match="line 2 is of kind 'ceiling', expected 'cell'"):
         jsonl.read(out)
-    code, _, said = run_cli(monkeypatch, capsys, "ceilings", "--device", "cpu", "--out", out)
+    code, _, said = measure(SMALL, out)
     assert code == 2 and "is there already" in said
     assert jsonl.read(out, kind="ceiling") == (env, records)
 
 
-def test_a_ceiling_that_fails_is_said_and_the_exit_code_is_1(monkeypatch, capsys, tmp_path):
+def test_a_ceiling_that_fails_is_said_and_the_exit_code_is_1(measure, tmp_path):
     bad = Ceiling("matmul", "cpu", -1, "float32", "ieee", 1)
-    monkeypatch.setattr(ceilings, "plan", lambda device: [bad, SMALL[0]])
     out = tmp_path / "ceilings.jsonl"
-    code, _, said = run_cli(monkeypatch, capsys, "ceilings", "--device", "cpu", "--out", out)
+    code, _, said = measure([bad, SMALL[0]], out)
     assert code == 1
     assert "[1/2]" in said and "failed: RuntimeError" in said
     assert len(jsonl.read(out, kind="ceiling")[1]) == 1
