@@ -488,12 +488,6 @@ def test_the_command_records_shows_and_writes_csv(tmp_path, make_stage):
     assert {path.name for path in tmp_path.iterdir()} == there  # who looks leaves nothing behind
     lines = [line for line in done.stdout.splitlines() if not line.startswith("csv: ")]
     assert table.stdout.splitlines() == lines
-    csv = tmp_path / "again.csv"
-    again = in_turn("bench", "--show", out, "--plots", tmp_path / "plots", "--out", csv)
-    assert again.returncode == 0, again.stderr
-    assert csv.read_text() == written and f"csv:     {csv}" in again.stdout.splitlines()
-    plots = sorted(path.name for path in (tmp_path / "plots").iterdir())
-    assert plots == ["breakdown.png", "latency.png", "tflops.png"]
 
 
 def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):

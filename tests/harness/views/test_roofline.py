@@ -242,32 +242,6 @@ def test_the_command_says_what_it_has_no_roof_for(tmp_path):
     assert "%" not in done.stdout.replace("% of the roof", "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [(("run.jsonl", "--ceilings", "none.jsonl"), "none.jsonl: No such file"),
-     (("none.jsonl", "--ceilings", "ceilings.jsonl"), "none.jsonl: No such file"),
-     (("run.jsonl", "--ceilings", "run.jsonl"), "line 2 is of kind 'cell', expected 'ceiling'"),
-     (("ceilings.jsonl", "--ceilings", "ceilings.jsonl"), "no cell in it has a place under a roof"),
-     (("run.jsonl", "--ceilings", "other.jsonl"), "measured on another GPU, the run on a GPU"),
-     (("wrong.jsonl", "--ceilings", "ceilings.jsonl"), "no cell in it has a place under a roof"),
-     (("run.jsonl",), "--ceilings"),
-     (("run.jsonl", "--ceilings", "ceilings.jsonl", "--out", "run.jsonl"), "--out: run.jsonl: ")],
-)  # fmt: skip
-def test_bad_arguments_are_one_line(tmp_path, arguments, why):
-    cells = [make_cell(n=1024, **GPU)]
-    files(tmp_path, cells, gpu_ceilings())
-    other = gpu_env([]) | {"device_name": "another GPU"}
-    write_run(tmp_path / "other.jsonl", other, gpu_ceilings())
-    wrong = [make_cell(n=1024, status="wrong", **GPU)]
-    write_run(tmp_path / "wrong.jsonl", gpu_env(wrong), wrong)
-    if "--out" not in arguments:
-        arguments = (*arguments, "--out", "plots")
-    done = in_turn("roofline", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert why in done.stderr and done.stderr.count("\n") == 1
-    assert not (tmp_path / "plots").exists()
-
-
 def test_the_ends_of_a_line_are_named_first():
     three = [Point(make_cell(n=n), float(n), 1.0) for n in (1, 2, 3, 4)]
     panel = Panel("cpu", {}, [*three, Point(make_cell(5, "online", n=1), 1.0, 1.0)])
