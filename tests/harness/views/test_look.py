@@ -144,13 +144,6 @@ def the_timeline_has_each_span_of_both_kernels_in_its_consumer_s_row(drawn):
         )
 
 
-def unlike_problems_have_panels_of_their_own(drawn):
-    titles = [axis.get_title() for axis in drawn["time.png"].axes if axis.get_visible()]
-    assert len(titles) == len(set(titles)) == 6
-    titles = [axis.get_title() for axis in drawn["roofline.png"].axes if axis.get_visible()]
-    assert len(titles) == len(set(titles)) == 2
-
-
 @pytest.mark.slow
 def test_the_pictures_show_what_the_records_hold(tmp_path, figures, pixels_of):
     """Those of README and docs, in one test, since all are drawn for it."""
@@ -164,4 +157,3 @@ def test_the_pictures_show_what_the_records_hold(tmp_path, figures, pixels_of):
     the_roofline_and_the_traffic_have_every_stage_of_theirs(drawn, pixels_of)
     the_profile_has_each_share_of_both_kernels(drawn)
     the_timeline_has_each_span_of_both_kernels_in_its_consumer_s_row(drawn)
-    unlike_problems_have_panels_of_their_own(drawn)
