@@ -1,13 +1,10 @@
 """The roofline, from records made up by hand."""
 
-from math import hypot
-
 import pytest
 from ladder_command import in_turn
 from made_up import make_ceiling, make_cell, make_env, write_run
 
 from harness.views import roofline
-from harness.views.look import DPI
 from harness.views.roofline import Panel, Point, Roof, panels, place, roof_of, share
 
 # 100 TFLOP/s and 4 TB/s: they meet at 25 FLOP/byte
@@ -163,30 +160,6 @@ def test_the_picture_is_the_records(tmp_path, figures):
     assert set(lines) == {((low, 25.0), (4.0 * low, 100.0)), ((25.0, high), (100.0, 100.0))}
     labels = [text.get_text() for text in figures["roofline.png"].legends[0].get_texts()]
     assert labels == ["3 three", "5 online"]
-
-
-def test_each_stage_of_the_legend_is_visible(tmp_path, figures, pixels_of):
-    """At one N all fused kernels have one intensity, and here one rate."""
-    fused = {"flops": 2 * 10**12, "hbm_bytes": 10**9, "time_ms": 40.0}
-    cells = [make_cell(3, "three", n=4096, **GPU, flops=10**10, hbm_bytes=10**9, time_ms=1.0)]
-    cells += [make_cell(n, f"stage{n}", n=4096, **GPU, **fused) for n in (4, *range(5, 10), 102)]
-    cells[1]["status"] = "wrong-by-design"
-    faster = [with_products(c | {"time_ms": 8.0}, "bf16x6") for c in cells if 4 < c["stage"] < 100]
-    ceilings = [ceiling(2400.0, dtype="bfloat16", precision="bfloat16"), *gpu_ceilings()]
-    [panel] = panels([*cells, *faster], ceilings)
-    assert {kind: roof.matrix for kind, roof in panel.roofs.items()} == {
-        "float32 ieee": 50.0, "float32 bf16x6": 400.0,
-    }  # fmt: skip
-    roofline.draw(gpu_env(cells), [panel], tmp_path)
-    marks = pixels_of(figures["roofline.png"])
-    assert len(marks) == 8 and all(marks.values())
-    # stage 4's line draws no mark: a hollow one is on it
-    assert [len(marks[f"{n} stage{n}"]) for n in range(4, 10)] == [1, 2, 2, 2, 2, 2]
-    hollow = [x for x in figures["roofline.png"].axes[0].get_lines() if x.get_markevery() == []]
-    assert [x.get_label() for x in hollow] == ["4 stage4"]
-    every = [spot for spots in marks.values() for spot in spots]
-    for index, (x, y) in enumerate(every):  # none covers another: marks are less than 9 points wide
-        assert all(hypot(x - u, y - v) > 9 * DPI / 72 for u, v in every[:index])
 
 
 def test_a_cpu_is_drawn_in_gflops(tmp_path, figures):
