@@ -17,7 +17,7 @@ from harness.isolation.roster import StageInfo, describe_files, read_stages
 from harness.problems import cost
 from harness.records import jsonl
 from harness.records.code import PEERS, built_in_files
-from harness.runs import plan
+from harness.runs import plan, process
 from harness.runs.plan import (
     Cell,
     Limits,
@@ -257,6 +257,7 @@ def test_no_stage_is_told_of_what_another_did(make_stage):
     modes = {name: record["mode"] for name, record in records.items()}
     native = dict.fromkeys(("meddles", "looks", "sdpa_math", "torch_three_gemm"), "native")
     assert modes == {"triton_online": "interpreted"} | native
+    assert records["triton_online"]["reason"] == process.INTERPRETED
 
 
 def test_the_share_of_skipped_tiles_is_recorded_where_a_stage_counts_it(make_stage):
