@@ -85,9 +85,8 @@ def calls(folder):
 
 
 # what PYTHON is, besides its name -> what is said; only a Debian without venv is told of apt
-VERSIONS = [
-    ({"version": version}, "3.11 to 3.14") for version in ((3, 10, 13), (3, 15, 0), (2, 7, 18))
-]
+NOT_OURS = (3, 10, 13), (3, 15, 0), (2, 7, 18)
+VERSIONS = [({"version": version}, "3.11 to 3.14") for version in NOT_OURS]
 NO_VENV = [({"missing": [module]}, "python3-venv") for module in ("venv", "ensurepip")]
 
 
