@@ -201,24 +201,6 @@ def disk(monkeypatch):
     return Disk
 
 
-def test_a_disk_that_takes_a_part_at_a_time_gets_all_of_it(tmp_path, disk):
-    cells = [make_cell(), make_cell(n=256)]
-    path = write_run(tmp_path / "run.jsonl", make_env(cells), [])
-    with Writer.reopen(path) as writer:
-        writer.append(*cells)
-    assert read(path)[1] == cells
-
-
-def test_more_follows_the_last_whole_line_of_a_file_whose_writer_was_killed(tmp_path):
-    cells = [make_cell(n=n) for n in (128, 256, 512)]
-    path = write_run(tmp_path / "run.jsonl", make_env(cells), cells[:1])
-    with path.open("ab") as file:
-        file.write(dump_line(cells[1])[:-9])
-    with Writer.reopen(path) as writer:
-        writer.append(cells[2])
-    assert read(path)[1] == [cells[0], cells[2]]
-
-
 @pytest.mark.parametrize("lines", [0, 0.5, 1, 1.5, 2])
 def test_a_full_disk_is_said_and_leaves_whole_lines_that_more_can_follow(tmp_path, disk, lines):
     cells = [make_cell(n=n) for n in (128, 256, 512, 640)]
