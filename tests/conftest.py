@@ -74,6 +74,15 @@ def lean_interpreter():
     make_lean()
 
 
+@pytest.fixture
+def one_thread():
+    """As a stage's process has it: two that wait for each other take a hundred times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def ieee_float32():
     """Each test begins with torch's own default for float32 products."""

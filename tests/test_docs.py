@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from ladder_command import PACKAGES, in_turn, one_process
+from ladder_command import environ, in_turn, installed, one_process
 
 from harness.records.code import built_in_files, read_declared
 from harness.records.environment import own_files
@@ -280,7 +280,7 @@ RESULTS = ROOT / "results"
 RECORDS = {"benchmarks": "bench-004", "training": "train"}
 
 
-def environ(folder):
+def environ_of(folder):
     """An environment in which `ladder` and `python` are those of this checkout."""
     bin = folder / ".venv" / "bin"
     bin.mkdir(parents=True)
@@ -288,10 +288,7 @@ def environ(folder):
         path = bin / word
         path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {start}"$@"\n')
         path.chmod(0o755)
-    return {
-        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200",
-        "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}",
-    }  # fmt: skip
+    return environ(PATH=f"{bin}{os.pathsep}{os.environ['PATH']}")
 
 
 def mine(page):
@@ -337,7 +334,7 @@ def slow(command):
 @pytest.mark.skipif(os.name != "posix", reason="the commands are a Unix shell's")
 @pytest.mark.parametrize("command", [pytest.param(x, id=command_id(x), marks=slow(x)) for x in RUN])
 def test_a_command_runs_as_its_page_says(command, tmp_path):
-    env = environ(tmp_path)
+    env = environ_of(tmp_path)
     put_there(command, tmp_path, env)
     if ALONE.fullmatch(command.text):
         [arguments] = command.calls
@@ -386,15 +383,7 @@ def test_what_is_not_run_is_on_a_page_and_make_knows_its_words():
 @pytest.mark.slow
 def test_a_stage_in_ten_minutes_by_following_contributing(tmp_path):
     """mine.py moved into stages/, with check_inputs: a row. (Its command is run above, outside.)"""
-    env = environ(tmp_path)
-    for part in PACKAGES:
-        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
-    env["PYTHONPATH"] = str(tmp_path)
-    # an editable install would find the checkout's before the copy
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nsys.meta_path[:] = [x for x in sys.meta_path if 'ditable' not in repr(x)]\n"
-    )
-
+    env = installed(tmp_path)
     text = mine(CONTRIBUTING)
     checked = text.replace("import Stage\n", "import Stage, check_inputs\n").replace(
         "def attend(q, k, v):\n", "def attend(q, k, v):\n    check_inputs(STAGE, q, k, v)\n"

@@ -84,28 +84,21 @@ def calls(folder):
     return lines
 
 
-@pytest.mark.parametrize("version", [(3, 10, 13), (3, 15, 0), (2, 7, 18)])
-def test_a_python_that_the_pins_are_not_for_is_refused(checkout, version):
-    code, said = make(checkout, "ladder", f"PYTHON={pretender(checkout, version)}")
-    assert code != 0 and "3.11 to 3.14" in said and "PYTHON=" in said
-    assert "apt" not in said and not (checkout / ".venv").exists()
+# what PYTHON is, besides its name -> what is said; only a Debian without venv is told of apt
+NOT_OURS = (3, 10, 13), (3, 15, 0), (2, 7, 18)
+VERSIONS = [({"version": version}, "3.11 to 3.14") for version in NOT_OURS]
+NO_VENV = [({"missing": [module]}, "python3-venv") for module in ("venv", "ensurepip")]
 
 
-def test_a_python_that_is_not_there_is_named(checkout):
-    code, said = make(checkout, "ladder", "PYTHON=python9")
-    assert code != 0 and "python9 is not there" in said and "apt" not in said
-
-
-@pytest.mark.parametrize("missing", ["venv", "ensurepip"])
-def test_without_venv_there_is_a_hint_how_to_get_it(checkout, missing):
-    code, said = make(checkout, "ladder", f"PYTHON={pretender(checkout, missing=[missing])}")
-    assert code != 0 and "python3-venv" in said
-
-
-def test_another_failure_of_venv_is_shown_as_it_is(checkout):
-    code, said = make(checkout, "ladder", f"PYTHON={pretender(checkout)}")
-    assert code != 0 and "a broken venv" in said and "apt" not in said
-    assert not (checkout / ".venv").exists()
+@pytest.mark.parametrize(
+    ("python", "says"),
+    [*VERSIONS, *NO_VENV, ({}, "a broken venv"), (None, "python9 is not there")],
+)
+def test_a_python_that_does_not_do_is_refused_and_it_is_said_why(checkout, python, says):
+    path = "python9" if python is None else pretender(checkout, **python)
+    code, said = make(checkout, "ladder", f"PYTHON={path}")
+    assert code != 0 and says in said and ("PYTHON=" in said) >= (says == "3.11 to 3.14")
+    assert ("apt" in said) == (says == "python3-venv") and not (checkout / ".venv").exists()
 
 
 def test_a_folder_that_can_not_be_written_to_is_told(checkout):

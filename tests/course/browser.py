@@ -93,6 +93,19 @@ class Page:
             " control.dispatchEvent(new Event(name, {bubbles: true}));", control, str(value),
         )  # fmt: skip
 
+    def axe(self, where="document", **options):
+        """What axe finds wrong, a line each; `where`: a selector in quotes, or a node."""
+        found = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
+        self.js((Path(found.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
+        found = self.driver.execute_async_script(
+            f"const [options, done] = arguments; axe.run({where}, options).then(done);", options
+        )
+        assert found["passes"]
+        return [
+            f"{each['id']}: {node['html'][:120]} {node['failureSummary']}"
+            for each in found["violations"] for node in each["nodes"]
+        ]  # fmt: skip
+
     def errors(self):
         """What the console has of warnings and errors since the last call."""
         log = self.driver.get_log("browser")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import typer
-from ladder_command import environ, in_turn, installed
+from ladder_command import environ, installed
 from test_lab import solution
 
 from course.lab import gaps, handout, labs
@@ -150,13 +150,6 @@ def test_a_copy_has_the_questions_of_the_next_stage_and_its_hints(copies, monkey
             list(labs.hints(5, 3, twin))
     with pytest.raises(labs.NoLab, match="neither its file nor a stub"):
         list(labs.hints(6, 1))
-
-
-def test_a_copy_is_made_once(tmp_path):
-    asked = ("lab", "export", tmp_path / "copy", "--stages", "0-1")
-    assert in_turn(*asked).returncode == 0
-    done = in_turn(*asked)
-    assert done.returncode == 2 and "already" in done.stderr
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -158,15 +157,6 @@ def attend(q, k, v):
     check_inputs(STAGE, q, k, v)
     k, tiles = k.transpose(-2, -1) * q.shape[-1] ** -0.5, range(0, k.shape[2], 64)  # k: allowed
 """
-REFUSED = {  # stage 5 in torch -> what its diagnosis begins with
-    "    return torch.softmax(q @ k, -1) @ v\n": "one tile has all the keys",
-    "    p = torch.softmax(torch.cat([q @ k[..., n : n + 64] for n in tiles], -1), -1)\n"
-    "    return sum(p[..., n : n + 64] @ v[:, :, n : n + 64] for n in tiles)\n": "S is made whole",
-    "    return torch.nn.functional.scaled_dot_product_attention(q, k.mT, v, scale=1)\n":
-    "not allowed: torch's scaled_dot_product_attention",
-}  # fmt: skip
-
-
 ONLINE = """    m, l, acc = -torch.inf, 0.0, 0.0
     for n in tiles:
         s = q @ k[..., n : n + 64]
@@ -178,21 +168,25 @@ ONLINE = """    m, l, acc = -torch.inf, 0.0, 0.0
 """
 
 
-def test_in_torch_the_keys_may_be_scaled_first(tmp_path, monkeypatch):
-    of_some(monkeypatch, "one pass, tile by tile", "many keys")
-    path = tmp_path / "mine.py"
-    path.write_text(IN_TORCH + ONLINE, encoding="utf-8")
-    row, result = grade.grade(path, 5, None, True, calls.Limits())
-    assert row.verdict == "passed", result
+BODIES = {  # of stage 5 in torch -> what its diagnosis begins with
+    ONLINE: "",
+    "    return torch.softmax(q @ k, -1) @ v\n": "one tile has all the keys",
+    "    p = torch.softmax(torch.cat([q @ k[..., n : n + 64] for n in tiles], -1), -1)\n"
+    "    return sum(p[..., n : n + 64] @ v[:, :, n : n + 64] for n in tiles)\n": "S is made whole",
+    "    return torch.nn.functional.scaled_dot_product_attention(q, k.mT, v, scale=1)\n":
+    "not allowed: torch's scaled_dot_product_attention",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("body", REFUSED, ids=["one product", "put together", "fused"])
+@pytest.mark.parametrize("body", BODIES, ids=["online", "one product", "put together", "fused"])
 def test_in_torch_a_whole_s_is_refused_however_it_is_made(body, tmp_path, monkeypatch):
-    of_some(monkeypatch, "one pass, tile by tile")
+    """And the keys may be scaled first."""
+    of_some(monkeypatch, "one pass, tile by tile", *["many keys"] * (body == ONLINE))
     path = tmp_path / "mine.py"
     path.write_text(IN_TORCH + body, encoding="utf-8")
-    row, _ = grade.grade(path, 5, None, True, calls.Limits())
-    assert row.verdict in ("failed", "cheated") and row.diagnosis.startswith(REFUSED[body])
+    row, result = grade.grade(path, 5, None, True, calls.Limits())
+    assert (row.verdict == "passed") == (body == ONLINE), result
+    assert row.diagnosis.startswith(BODIES[body])
 
 
 def write(folder, **texts):
@@ -285,18 +279,15 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_rows_that_are_done_outlive_the_command(tmp_path, end):
+def test_rows_that_are_done_outlive_a_command_that_is_killed(tmp_path):
     folder = write(tmp_path / "all", a=RAW, b=KINDS["timeout"], c="")
     out = tmp_path / "grades.csv"
     asked = ("lab", "grade", folder, "--stage", 1, "--out", out)
     with Started(*asked, log=tmp_path / "log") as run:
         run.wait_for(lambda: out.exists() and "a" in rows_of(out), "the first row")
-        run.process.send_signal(end)
+        run.process.kill()
         run.process.wait()
         assert run.wait_until_gone() == []
-        # killed while it asks for a process: Python's own fork server tells of that
-        assert end == signal.SIGKILL or "Traceback" not in run.text()
     assert rows_of(out)["a"]["verdict"] == "passed" and "c" not in rows_of(out)
     write(folder, b="")
     done = in_turn(*asked)
@@ -374,17 +365,6 @@ def test_speed_is_one_more_check(tmp_path):
     assert row.with_speed("cheated").worth(points).points == 0
     with pytest.raises(grade.NotGraded, match="from 4 on"):
         grade.read_points(1, path)
-
-
-@pytest.mark.parametrize("size", gaps.KINDS)
-def test_an_empty_stub_is_not_written_and_no_traceback(tmp_path, size):
-    for stage in (0, 1, 3, 4, 5):
-        path = tmp_path / f"stub{stage}.py"
-        labs.start(stage, path, size, twin=False)
-        row, result = grade.grade(path, stage, 1, False, calls.Limits())
-        assert (row.verdict, row.diagnosis) == ("not-written", gaps.NOT_WRITTEN)
-        text = reports.report(row, result, {"a few keys": 1.0})
-        assert "not written yet" in text and "Traceback" not in text
 
 
 S5, S1 = (labs.source(stage).read_text(encoding="utf-8") for stage in (5, 1))

@@ -302,10 +302,11 @@ def test_a_class_is_summed_up():
 
 
 @pytest.mark.slow
-def test_a_ctrl_c_ends_all_jobs_and_keeps_the_rows_that_are_done(tmp_path):
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_ctrl_c_ends_all_jobs_and_keeps_the_rows_that_are_done(tmp_path, jobs):
     folder = write(tmp_path / "all", a=RAW, b=KINDS["timeout"], c=KINDS["timeout"], d=RAW)
     out = tmp_path / "grades.csv"
-    asked = ("lab", "grade", folder, "--stage", 1, "--out", out, "--jobs", 3)
+    asked = ("lab", "grade", folder, "--stage", 1, "--out", out, "--jobs", jobs)
     with Started(*asked, log=tmp_path / "log") as run:
         run.wait_for(lambda: out.exists() and "a" in rows_of(out), "the first row")
         run.process.send_signal(signal.SIGINT)

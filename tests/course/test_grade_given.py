@@ -314,11 +314,6 @@ def test_speed_with_other_keys_or_values_names_those_expected(table, said, tmp_p
     assert "Speed()" not in str(told.value) and "__init__" not in str(told.value)
 
 
-def test_a_stage_without_a_twin_says_so(tmp_path):
-    folder = write(tmp_path / "all", a="")
-    refused(graded(folder, "--cpu"), "--cpu", "only stage 5")
-
-
 @pytest.mark.parametrize("twin", [False, True])
 def test_a_report_names_the_hints_of_the_lab_that_was_graded(tmp_path, twin):
     path = tmp_path / "mine.py"

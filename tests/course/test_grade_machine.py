@@ -86,16 +86,6 @@ def test_a_full_disk_is_said_and_costs_nobody_a_row(tmp_path, monkeypatch):
     assert not (tmp_path / "grades.csv").exists()
 
 
-@pytest.mark.slow
-def test_what_a_submission_does_itself_stays_its_own(tmp_path, monkeypatch):
-    of_some(monkeypatch, "a few keys")
-    kinds = {name: KINDS[name] for name in ("crashed", "failed", "syntax", "segfault")}
-    rows = graded(write(tmp_path / "all", **kinds), 1)
-    assert {name: row["verdict"] for name, row in rows.items()} == {
-        "crashed": "crashed", "failed": "failed", "syntax": "crashed", "segfault": "crashed",
-    }  # fmt: skip
-
-
 @compiler
 def test_a_library_is_loaded_also_where_its_folder_does_not_allow_it(tmp_path, monkeypatch):
     [folder] = folders(tmp_path, "a").iterdir()

@@ -106,8 +106,6 @@ def test_the_twin_needs_no_triton(tmp_path):
     to = tmp_path / "mine.py"
     assert in_turn("lab", "start", 5, "--cpu", "--to", to).returncode == 0
     assert "triton" not in to.read_text(encoding="utf-8").lower().replace("without triton", "")
-    done = in_turn("lab", "start", 4, "--cpu", "--to", tmp_path / "other.py")
-    assert done.returncode == 2 and "only stage 5" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -182,23 +182,6 @@ def test_a_roof_takes_runs_of_its_machine_alone_and_of_each_stage_the_latest(tmp
     assert times == {2.0}
 
 
-@pytest.mark.parametrize(("cells", "said"), [([], "no record in it"), ([make_ceiling()], "cell")])
-def test_a_file_without_a_cell_is_said_by_the_command(tmp_path, cells, said):
-    path = write_run(tmp_path / "records.jsonl", make_env([]), cells)
-    result = in_turn("report", path, "--out", tmp_path / "page.html")
-    assert (result.returncode, said in result.stderr) == (2, True), result.stderr
-    assert not (tmp_path / "page.html").exists()
-
-
-def test_a_file_that_was_cut_off_is_said_by_the_command(tmp_path):
-    cells = [make_cell(), make_cell(n=64)]
-    path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
-    path.write_bytes(path.read_bytes()[:-20])
-    result = in_turn("report", path, "--out", tmp_path / "page.html")
-    assert result.returncode == 2
-    assert f"{path}: line 3 was cut off" in result.stderr
-
-
 def test_a_file_that_is_given_twice_is_shown_once(tmp_path):
     cells = [make_cell()]
     path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)

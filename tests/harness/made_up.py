@@ -1,9 +1,12 @@
 """Records made up by hand, so that the views are tested on records alone; and a usual problem."""
 
 import json
+from dataclasses import fields
+from pathlib import Path
 
+from harness.isolation.roster import StageInfo
 from harness.problems import cost
-from harness.problems.problem import Problem
+from harness.problems.problem import DTYPES, Problem
 from harness.records.schema import check_record
 from harness.runs.ceilings import Ceiling, Done
 from harness.views import cell_tables
@@ -76,6 +79,19 @@ def problem(**changes):
         "device": "cpu",
     }  # fmt: skip
     return Problem(**{**usual, **changes})
+
+
+def make_stage_info(number, **declared):
+    """A stage as the roster knows it, that runs anywhere; what it does not declare is None."""
+    anywhere = {"cpu": None, "cuda": None}
+    usual = {
+        "path": Path(f"stage{number}.py"), "number": number, "name": f"stage{number}",
+        "title": f"stage{number}", "options": (), "worth_up_to": {}, "traffic": "fused",
+        "modes": dict.fromkeys(anywhere, "native"), "unavailable": anywhere,
+        "refused": dict.fromkeys(anywhere, dict.fromkeys(DTYPES)),
+    }  # fmt: skip
+    nothing = dict.fromkeys(field.name for field in fields(StageInfo))
+    return StageInfo(**nothing | usual | declared)
 
 
 def scores(q, k):

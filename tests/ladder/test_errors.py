@@ -33,6 +33,7 @@ def folder(tmp_path):
     for name, content in {
         "no_copy": b"".join(line for line in ceilings if b'"copy"' not in line),
         "there.jsonl": b"somebody's\n", "other.csv": b"mine", "empty": b"", "torn": first[:40],
+        "cut": first + second + second[:-20],
         "begun": first, "mixed": first + second + trained[1], "trained": trained[0] + trained[1],
         "unknown": first + b'{"kind": "rumour"}\n', "twice": first + first, "no_env": second,
         "env_alone": b'{"kind": "env"}\n', "bytes": b"\xff\xfe\n", "text": b"no line at all",

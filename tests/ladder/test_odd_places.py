@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import product
 from multiprocessing import forkserver, resource_tracker
 
 import psutil
@@ -138,34 +139,19 @@ def test_a_stage_prints_and_is_read_in_utf_8_whatever_the_locale(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wait", [0, 0.5, 1.1, 1.7, 3.2])
-def test_a_ctrl_c_at_once_is_no_traceback(tmp_path, wait):
-    """A terminal's Ctrl-C: all that is started hears it, too.
+@pytest.mark.parametrize(
+    ("number", "whom", "wait"),
+    [*product([signal.SIGTERM], ("command", "all", "twice"), (0, 1.5, 4)),
+     *product([signal.SIGHUP], ["group"], (0, 1.5, 4)),
+     *product([signal.SIGINT], ["group"], (0, 0.5, 1.1, 1.7, 3.2))],
+)  # fmt: skip
+def test_a_scheduler_or_a_terminal_ends_all_and_leaves_nothing(
+    tmp_path, monkeypatch, wait, number, whom
+):
+    """Some send the signal to the command, others to each of its processes, as Ctrl-C does.
 
     Not before Python has started, which loses a signal now and then.
     """
-    with Started("run", "--n", 64, "--device", "cpu", "--out", tmp_path / "o.jsonl",
-                 log=tmp_path / "log", group=True) as run:  # fmt: skip
-        used = psutil.Process(run.process.pid).cpu_times
-        run.wait_for(lambda: sum(used()[:2]) > PYTHON_STARTS, "Python has started")
-        time.sleep(wait)
-        os.killpg(run.process.pid, signal.SIGINT)
-        assert run.process.wait(PATIENCE) in (130, -signal.SIGINT), run.text()
-        assert run.wait_until_gone() == []
-        assert "Traceback" not in run.text(), run.text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wait", [0, 1.5, 4])
-@pytest.mark.parametrize(
-    ("number", "whom"),
-    [(signal.SIGTERM, "command"), (signal.SIGTERM, "all"), (signal.SIGTERM, "twice"),
-     (signal.SIGHUP, "group")],
-)  # fmt: skip
-def test_a_scheduler_or_a_closed_terminal_ends_all_and_leaves_nothing(
-    tmp_path, monkeypatch, wait, number, whom
-):
-    """Some send the signal to the command, others to each of its processes."""
     temporary, out = tmp_path / "tmp", tmp_path / "o.jsonl"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))

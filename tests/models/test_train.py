@@ -30,15 +30,7 @@ from stages.common.contract import why_not
 
 STAGE_3 = stages.by_number(3).attend
 MEMORY = 4 << 30
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """As a contestant's process has it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")  # as a contestant's process has it
 
 
 # Records, made up or trained here
@@ -550,10 +542,19 @@ def test_stage_7_interpreted_takes_the_same_steps(tmp_path):
     assert record["losses"] == pytest.approx(curve(a_run(STAGE_3, 2), 0), rel=1e-5)
 
 
-def fake_child(*messages):
-    """Says what it was given to say, message after message."""
-    ready = {"event": "ready", "parameters": 5}
-    return Mock(**{"receive.side_effect": [ready, *messages], "printed.return_value": ""})
+@pytest.fixture
+def follow(tmp_path, monkeypatch):
+    """The record of a training whose child says `messages`, one after the other; and what it is."""
+
+    def run(*messages, steps=2, **declared):
+        says = [{"event": "ready", "parameters": 5}, *messages]
+        child = Mock(**{"receive.side_effect": says, "printed.return_value": ""})
+        monkeypatch.setattr(session, "Child", lambda *_: child)
+        contestant = replace(a_contestant(90, "mine", tmp_path), **declared)
+        with trainer.Training(contestant, a_plan(steps), MEMORY) as training:
+            return training.train(0, lambda record: None), training
+
+    return run
 
 
 DONE = {"event": "done", "val_loss": 2.0, "unsaved": ""}
@@ -569,44 +570,30 @@ def losses(*values):
         [losses(1.0), DONE],
         [losses(1.0, 2.0, 3.0)],  # and so on for ever: no end is waited for
         [losses(1.0, math.nan), DONE],
-        [losses(1.0, "2"), DONE],
-        [losses(1.0, None), DONE],
         [{"event": "losses"}, DONE],
-        [{"event": "losses", "losses": 7}, DONE],
         [losses(1.0, 2.0), {"event": "done"}],
         [losses(1.0, 2.0), DONE | {"val_loss": None}],
     ],
 )
-def test_figures_that_are_none_cost_the_contestant_that_sent_them(messages, tmp_path, monkeypatch):
-    def follow(*messages):
-        monkeypatch.setattr(session, "Child", lambda *_: fake_child(*messages))
-        contestant = a_contestant(90, "forger", tmp_path)
-        with trainer.Training(contestant, a_plan(2), MEMORY) as training:
-            return training.train(0, lambda record: None)
-
-    record = follow(*messages)
+def test_figures_that_are_none_cost_the_contestant_that_sent_them(messages, follow):
+    record, _ = follow(*messages)
     check_record(record)
     assert (record["status"], record["reason"]) == ("crashed", NO_MESSAGE)
     assert (record["losses"], record["val_loss"]) == ([], None)
-    assert follow(losses(1.0), losses(2.0), DONE)["status"] == "ok"
+    assert follow(losses(1.0), losses(2.0), DONE)[0]["status"] == "ok"
 
 
-def test_only_what_is_not_interpreted_has_a_speed(tmp_path, monkeypatch):
-    steps = [losses(1.0)] * 2 * trainer.UNTIMED_STEPS
+def test_only_what_is_not_interpreted_has_a_speed(follow):
+    said = [losses(1.0)] * 2 * trainer.UNTIMED_STEPS
     for mode, timed in (("native", True), ("interpreted", False)):
-        monkeypatch.setattr(session, "Child", lambda *_: fake_child(*steps, DONE))
-        contestant = replace(a_contestant(90, "timed", tmp_path), mode=mode)
-        with trainer.Training(contestant, a_plan(len(steps)), MEMORY) as training:
-            record = training.train(0, lambda record: None)
+        record, _ = follow(*said, DONE, steps=len(said), mode=mode)
         assert (record["tokens_per_s"] is not None) == timed, record
 
 
-def test_a_model_that_can_not_be_written_costs_no_training(tmp_path, monkeypatch):
+def test_a_model_that_can_not_be_written_costs_no_training(follow):
     messages = losses(1.0), losses(2.0), DONE | {"unsaved": "No space left on device"}
-    monkeypatch.setattr(session, "Child", lambda *_: fake_child(*messages))
-    with trainer.Training(a_contestant(90, "saved", tmp_path), a_plan(2), MEMORY) as training:
-        assert training.train(0, lambda record: None)["status"] == "ok"
-    assert training.unsaved == "No space left on device"
+    record, training = follow(*messages)
+    assert (record["status"], training.unsaved) == ("ok", "No space left on device")
 
 
 def test_a_clock_that_a_stage_has_changed_makes_no_speed(tmp_path):
@@ -639,15 +626,6 @@ def a_file(path, records):
     with Writer.create(path, environment.make_env("cpu", [], infos, {})) as writer:
         writer.append(*records)
     return path
-
-
-def test_show_refuses_records_that_make_no_training(tmp_path, capsys):
-    records = four_backends()
-    records[0]["steps"] = 7
-    code, _, line = run_here(capsys, "train", "--show", a_file(tmp_path / "a.jsonl", records))
-    assert code == 2 and "steps" in line and line.count("\n") == 1
-    code, _, line = run_here(capsys, "train", "--show", a_file(tmp_path / "b.jsonl", []))
-    assert code == 2 and "nothing was measured" in line and line.count("\n") == 1
 
 
 @pytest.mark.slow

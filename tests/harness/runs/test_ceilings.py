@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from ladder_command import run_here
 from made_up import make_ceiling, make_env, write_run
 
 from harness.measures import bandwidth
@@ -14,21 +15,12 @@ from harness.records.units import show_rate
 from harness.runs import ceilings
 from harness.runs.ceilings import Ceiling, last_level_cache, plan, prepare
 from harness.views import machine
-from ladder import app
 
 SMALL = [
     Ceiling("matmul", "cpu", 64, "float32", "ieee", 1),
     Ceiling("matmul", "cpu", 48, "float64", "float64", 2),
     Ceiling("copy", "cpu", 1 << 16, threads=1),
 ]
-
-
-@pytest.fixture
-def same_threads():
-    """Leaves torch with as many threads as it had."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def test_the_rate_is_the_work_over_the_time():
@@ -114,7 +106,7 @@ def test_the_last_level_cache_is_all_of_them(tmp_path):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_call_is_timed_with_its_threads(monkeypatch, same_threads, threads):
+def test_a_call_is_timed_with_its_threads(monkeypatch, one_thread, threads):
     """torch's Timer sets one thread around what it times."""
     seen = []
     multiply = torch.mm
@@ -126,7 +118,7 @@ def test_a_call_is_timed_with_its_threads(monkeypatch, same_threads, threads):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_product_is_of_two_random_matrices(monkeypatch, same_threads, dtype):
+def test_the_product_is_of_two_random_matrices(monkeypatch, one_thread, dtype):
     given = []
     multiply = torch.mm
     monkeypatch.setattr(
@@ -143,7 +135,7 @@ def test_the_product_is_of_two_random_matrices(monkeypatch, same_threads, dtype)
     assert torch.equal(product, multiply(a, b))
 
 
-def test_the_copy_moves_half_its_bytes_each_way(monkeypatch, same_threads):
+def test_the_copy_moves_half_its_bytes_each_way(monkeypatch, one_thread):
     made = []
     empty_like = torch.empty_like
     monkeypatch.setattr(torch, "empty_like", lambda x: (made.append(x), empty_like(x))[1])
@@ -213,20 +205,21 @@ def test_a_product_of_twice_the_side_takes_eight_times_as_long():
     assert 0.5 < large["value"] / small["value"] < 2
 
 
-def run_cli(monkeypatch, capsys, *arguments):
-    """`ladder ARGUMENTS` in this process, with three small ceilings: code, stdout, stderr."""
+@pytest.fixture
+def measure(monkeypatch, capsys):
+    """`ladder ceilings` of those given, in this process: exit code, stdout, stderr."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # --device cpu sets it
-    with pytest.raises(SystemExit) as ended:
-        app.main([str(argument) for argument in arguments])
-    return ended.value.code, *capsys.readouterr()
+
+    def run(planned, out):
+        monkeypatch.setattr(ceilings, "plan", lambda device: planned)
+        return run_here(capsys, "ceilings", "--device", "cpu", "--out", out)
+
+    return run
 
 
-def test_the_command_records_and_shows(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(ceilings, "plan", lambda device: SMALL)
+def test_the_command_records_and_shows(measure, tmp_path):
     out = tmp_path / "ceilings.jsonl"
-    code, shown, progress = run_cli(
-        monkeypatch, capsys, "ceilings", "--device", "cpu", "--out", out
-    )
+    code, shown, progress = measure(SMALL, out)
     assert code == 0
     env, records = jsonl.read(out, kind="ceiling")
     assert (env["kind"], env["device"], env["plan"], env["rungs"]) == ("env", "cpu", [], [])
@@ -242,16 +235,12 @@ def test_the_command_records_and_shows(monkeypatch, capsys, tmp_path):
     # a run's commands say that it is no run
     with pytest.raises(schema.BadRecord, match="line 2 is of kind 'ceiling', expected 'cell'"):
         jsonl.read(out)
-    code, _, said = run_cli(monkeypatch, capsys, "ceilings", "--device", "cpu", "--out", out)
-    assert code == 2 and "is there already" in said
-    assert jsonl.read(out, kind="ceiling") == (env, records)
 
 
-def test_a_ceiling_that_fails_is_said_and_the_exit_code_is_1(monkeypatch, capsys, tmp_path):
+def test_a_ceiling_that_fails_is_said_and_the_exit_code_is_1(measure, tmp_path):
     bad = Ceiling("matmul", "cpu", -1, "float32", "ieee", 1)
-    monkeypatch.setattr(ceilings, "plan", lambda device: [bad, SMALL[0]])
     out = tmp_path / "ceilings.jsonl"
-    code, _, said = run_cli(monkeypatch, capsys, "ceilings", "--device", "cpu", "--out", out)
+    code, _, said = measure([bad, SMALL[0]], out)
     assert code == 1
     assert "[1/2]" in said and "failed: RuntimeError" in said
     assert len(jsonl.read(out, kind="ceiling")[1]) == 1

@@ -36,20 +36,3 @@ def figures(monkeypatch):
     yield saved
     monkeypatch.undo()
     pyplot.close("all")
-
-
-@pytest.fixture
-def pixels_of():
-    """figure -> label of its legend -> pixels of the points drawn with it, inside the axes."""
-
-    def found(figure):
-        spots = {text.get_text(): [] for text in figure.legends[0].get_texts()}
-        for axis in figure.axes:
-            box = axis.get_window_extent()
-            for line in axis.get_lines():
-                for x, y in line.get_transform().transform(line.get_xydata()):
-                    if line.get_label() in spots and box.contains(x, y):
-                        spots[line.get_label()].append((x, y))
-        return spots
-
-    return found

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from ladder_command import run_here
 from made_up import (
     RATES,
     SIZES,
@@ -10,19 +11,15 @@ from made_up import (
     fell,
     make_bench,
     make_bench_env,
+    make_ceiling,
     make_run,
     text_of,
     write_run,
 )
 
 from harness.views import cell_tables, plots, ratios
-from ladder import app
 
-CEILING = {
-    "kind": "ceiling", "what": "matmul", "device": "cuda", "size": 8192, "dtype": "float16",
-    "precision": "float16", "threads": None, "value": 1100.0, "unit": "TFLOP/s", "time_ms": 1.0,
-    "time_iqr_ms": 0.1, "samples": 9,
-}  # fmt: skip
+CEILING = make_ceiling() | {"value": 1100.0}
 
 
 def row(lines, start):
@@ -124,23 +121,17 @@ def test_little_that_was_measured_is_shown_all_the_same(records):
     assert lines and not any("nan" in line for line in lines)
 
 
-def show(capsys, *arguments):
-    """The exit code of `ladder bench --show` in this process, stdout, stderr."""
-    with pytest.raises(SystemExit) as ended:
-        app.main(["bench", "--show", *map(str, arguments)])
-    return ended.value.code, *capsys.readouterr()
-
-
 def test_ceilings_of_another_machine_are_refused_and_a_sources_claim_is_told(tmp_path, capsys):
     records = make_run(sizes=(512,))
     run = write_run(tmp_path / "bench.jsonl", make_bench_env(records, suite="004"), records)
     other = {**make_bench_env([]), "device_name": "NVIDIA L4"}
     roofs = write_run(tmp_path / "ceilings.jsonl", other, [CEILING])
-    code, _, said = show(capsys, run, "--ceilings", roofs)
+    asked = ("bench", "--show", run, "--ceilings", roofs)
+    code, _, said = run_here(capsys, *asked)
     assert code == 2 and said.count("\n") == 1
     assert "measured on NVIDIA L4, the run on NVIDIA H200" in said
     write_run(roofs, make_bench_env([]), [CEILING])
-    code, out, _ = show(capsys, run, "--ceilings", roofs)
+    code, out, _ = run_here(capsys, *asked)
     assert code == 0 and "6 Triton Flash 2 reaches 50% of the measured" in out
     assert "Source 004: an A100" in out
 

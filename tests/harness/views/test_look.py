@@ -96,12 +96,10 @@ def every_stage_and_peer_of_the_records_is_drawn(drawn, measure):
     assert entries(drawn[f"{measure}.png"]).keys() == wanted
 
 
-def the_roofline_and_the_traffic_have_every_stage_of_theirs(drawn, pixels_of):
+def the_roofline_and_the_traffic_have_every_stage_of_theirs(drawn):
     _, cells = pages.under_roofs()
     wanted = {cell["stage"] for cell in cells if roofline.place(cell)}
     assert {3, 5, 6, 9, 102} <= wanted == entries(drawn["roofline.png"]).keys()
-    marks = pixels_of(drawn["roofline.png"])
-    assert len(marks) == len(wanted) and all(marks.values())
     labels = {
         int(text.get_text().split()[0])
         for axis in drawn["traffic.png"].axes
@@ -144,15 +142,8 @@ def the_timeline_has_each_span_of_both_kernels_in_its_consumer_s_row(drawn):
         )
 
 
-def unlike_problems_have_panels_of_their_own(drawn):
-    titles = [axis.get_title() for axis in drawn["time.png"].axes if axis.get_visible()]
-    assert len(titles) == len(set(titles)) == 6
-    titles = [axis.get_title() for axis in drawn["roofline.png"].axes if axis.get_visible()]
-    assert len(titles) == len(set(titles)) == 2
-
-
 @pytest.mark.slow
-def test_the_pictures_show_what_the_records_hold(tmp_path, figures, pixels_of):
+def test_the_pictures_show_what_the_records_hold(tmp_path, figures):
     """Those of README and docs, in one test, since all are drawn for it."""
     written = {path.name for path in pages.draw(tmp_path)}
     assert written == {path.name for path in tmp_path.iterdir()} == figures.keys()
@@ -161,7 +152,6 @@ def test_the_pictures_show_what_the_records_hold(tmp_path, figures, pixels_of):
     a_stage_has_its_mark_in_every_picture(drawn)
     for measure in ("time", "memory", "error"):
         every_stage_and_peer_of_the_records_is_drawn(drawn, measure)
-    the_roofline_and_the_traffic_have_every_stage_of_theirs(drawn, pixels_of)
+    the_roofline_and_the_traffic_have_every_stage_of_theirs(drawn)
     the_profile_has_each_share_of_both_kernels(drawn)
     the_timeline_has_each_span_of_both_kernels_in_its_consumer_s_row(drawn)
-    unlike_problems_have_panels_of_their_own(drawn)

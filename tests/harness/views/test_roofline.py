@@ -1,13 +1,10 @@
 """The roofline, from records made up by hand."""
 
-from math import hypot
-
 import pytest
 from ladder_command import in_turn
 from made_up import make_ceiling, make_cell, make_env, write_run
 
 from harness.views import roofline
-from harness.views.look import DPI
 from harness.views.roofline import Panel, Point, Roof, panels, place, roof_of, share
 
 # 100 TFLOP/s and 4 TB/s: they meet at 25 FLOP/byte
@@ -165,30 +162,6 @@ def test_the_picture_is_the_records(tmp_path, figures):
     assert labels == ["3 three", "5 online"]
 
 
-def test_each_stage_of_the_legend_is_visible(tmp_path, figures, pixels_of):
-    """At one N all fused kernels have one intensity, and here one rate."""
-    fused = {"flops": 2 * 10**12, "hbm_bytes": 10**9, "time_ms": 40.0}
-    cells = [make_cell(3, "three", n=4096, **GPU, flops=10**10, hbm_bytes=10**9, time_ms=1.0)]
-    cells += [make_cell(n, f"stage{n}", n=4096, **GPU, **fused) for n in (4, *range(5, 10), 102)]
-    cells[1]["status"] = "wrong-by-design"
-    faster = [with_products(c | {"time_ms": 8.0}, "bf16x6") for c in cells if 4 < c["stage"] < 100]
-    ceilings = [ceiling(2400.0, dtype="bfloat16", precision="bfloat16"), *gpu_ceilings()]
-    [panel] = panels([*cells, *faster], ceilings)
-    assert {kind: roof.matrix for kind, roof in panel.roofs.items()} == {
-        "float32 ieee": 50.0, "float32 bf16x6": 400.0,
-    }  # fmt: skip
-    roofline.draw(gpu_env(cells), [panel], tmp_path)
-    marks = pixels_of(figures["roofline.png"])
-    assert len(marks) == 8 and all(marks.values())
-    # stage 4's line draws no mark: a hollow one is on it
-    assert [len(marks[f"{n} stage{n}"]) for n in range(4, 10)] == [1, 2, 2, 2, 2, 2]
-    hollow = [x for x in figures["roofline.png"].axes[0].get_lines() if x.get_markevery() == []]
-    assert [x.get_label() for x in hollow] == ["4 stage4"]
-    every = [spot for spots in marks.values() for spot in spots]
-    for index, (x, y) in enumerate(every):  # none covers another: marks are less than 9 points wide
-        assert all(hypot(x - u, y - v) > 9 * DPI / 72 for u, v in every[:index])
-
-
 def test_a_cpu_is_drawn_in_gflops(tmp_path, figures):
     cells = [make_cell(flops=6_000_000, hbm_bytes=200_000, time_ms=2.0)]
     roofs = [
@@ -240,32 +213,6 @@ def test_the_command_says_what_it_has_no_roof_for(tmp_path):
         line.split() for line in done.stdout.splitlines()
     ]
     assert "%" not in done.stdout.replace("% of the roof", "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [(("run.jsonl", "--ceilings", "none.jsonl"), "none.jsonl: No such file"),
-     (("none.jsonl", "--ceilings", "ceilings.jsonl"), "none.jsonl: No such file"),
-     (("run.jsonl", "--ceilings", "run.jsonl"), "line 2 is of kind 'cell', expected 'ceiling'"),
-     (("ceilings.jsonl", "--ceilings", "ceilings.jsonl"), "no cell in it has a place under a roof"),
-     (("run.jsonl", "--ceilings", "other.jsonl"), "measured on another GPU, the run on a GPU"),
-     (("wrong.jsonl", "--ceilings", "ceilings.jsonl"), "no cell in it has a place under a roof"),
-     (("run.jsonl",), "--ceilings"),
-     (("run.jsonl", "--ceilings", "ceilings.jsonl", "--out", "run.jsonl"), "--out: run.jsonl: ")],
-)  # fmt: skip
-def test_bad_arguments_are_one_line(tmp_path, arguments, why):
-    cells = [make_cell(n=1024, **GPU)]
-    files(tmp_path, cells, gpu_ceilings())
-    other = gpu_env([]) | {"device_name": "another GPU"}
-    write_run(tmp_path / "other.jsonl", other, gpu_ceilings())
-    wrong = [make_cell(n=1024, status="wrong", **GPU)]
-    write_run(tmp_path / "wrong.jsonl", gpu_env(wrong), wrong)
-    if "--out" not in arguments:
-        arguments = (*arguments, "--out", "plots")
-    done = in_turn("roofline", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert why in done.stderr and done.stderr.count("\n") == 1
-    assert not (tmp_path / "plots").exists()
 
 
 def test_the_ends_of_a_line_are_named_first():
