@@ -15,12 +15,14 @@ import sys
 from itertools import count, product
 
 import machine_code
+import make_variants
 import pytest
 import torch
 from cubins import SHARED_LIMIT, card_of, kernels
 from stage_checks import FAKES, stage_id
 
 import stages
+from course.edits import write_texts
 from harness.records.code import first_file
 from stages.common.fit import DK_DV, DQ, FORWARD, kind_of, shared_needed
 from stages.s09_gluon_hopper.launch import BACKWARD, TWO_PASS
@@ -252,6 +254,26 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, compiler):
             assert report["STACK"] == report["LOCAL"] == 0, job
         # what each role gets of the registers when it begins
         assert {config.CONSUMER_REGS, config.PRODUCER_REGS} <= set(report["budgets"]), job
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [80, 96])
+@pytest.mark.parametrize("name", ["narrow_two", "narrow_three"])
+def test_products_of_two_parts_below_128_run_by_themselves(name, d, compiler, tmp_path):
+    """One group for each of S and P V, in each part of d."""
+    path = str(write_texts(9, make_variants.variant(name), tmp_path, name))
+    asked = [(path, "gluon", d, "bfloat16", "plan", flags) for flags in ("plain", "causal")]
+    for job, report in zip(asked, compiler.answers(*asked), strict=True):
+        config = report["config"]
+        assert (config["PARTS"], config["SECOND_D"]) == (2, d - 64), job
+        assert 0 < report["shared"] <= SHARED_LIMIT[90], job
+        if job[-1] == "plain":
+            assert report["STACK"] == report["LOCAL"] == 0, job
+        assert report["unset"] == [], job
+        assert len(report["loops"]) >= config["CONSUMERS"], job
+        for loop in report["loops"]:
+            groups = loop["WARPGROUP.ARRIVE"], loop["spills"], loop["R2UR"]
+            assert groups == (4, 0, 0), (job, report["loops"])
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from stage_checks import (
 )
 from test_mutants import MUTANTS
 
-from course.edits import texts_of
+from course.edits import texts_of, write_texts
 from course.emulator import Kernel, Misuse, Stuck, emulated
 from harness.problems.problem import Problem
 from stages.common.machine import has_module, interpreting
@@ -207,6 +207,25 @@ def test_each_variant_is_exact_whatever_happens_when(tmp_path):
                 tensors, options, want, bounds = a_problem(name, d)
                 backward = d > 128 or trains
                 check(answers(stage, tensors, options, 0, backward=backward), want, bounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("d", [80, 96])
+@pytest.mark.parametrize("name", ["narrow_two", "narrow_three"])
+def test_two_parts_below_128_are_exact_whatever_happens_when(name, d, problem, tmp_path):
+    """These variants differ from the stage for d from 65 to 96 alone."""
+    tensors, options, want, bounds = a_problem(problem, d)
+    with emulated(write_texts(9, make_variants.variant(name), tmp_path, name)) as stage:
+        config = stage.launch.plan(d, options[0], tensors[1].shape[2])
+        assert config.PARTS == 2
+        assert d == 64 + config.SECOND_D
+        first = None
+        for seed in range(3):
+            got = answers(stage, tensors, options, seed, backward=False)
+            check(got, want, bounds)
+            first = first or got
+            assert all(map(torch.equal, got, first))
 
 
 @contextmanager
