@@ -17,7 +17,8 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 # newer ones the second. No absolute path: pip would split it at its spaces.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest -n 4 --dist worksteal
+# without MAKEFLAGS: tests run `make`, which isn't to share this one's jobs
+PYTEST := MAKEFLAGS= $(BIN)/python -m pytest -n 4 --dist worksteal
 # hundreds of processes start, and each would compile all that it imports
 export PYTHONDONTWRITEBYTECODE :=
 # the files that have a timing test: to collect all the others takes longer than most of them

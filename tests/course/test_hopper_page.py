@@ -57,7 +57,7 @@ def test_a_climb_without_ideas_has_no_column_for_them(tmp_path):
 
 
 def test_what_an_idea_bought_is_the_least_and_the_most_of_all_problems(tmp_path):
-    assert hopper.bought().startswith("Not measured yet")
+    assert hopper.bought("hopper-variants", "fwd", 2).startswith("Not measured yet")
     name, (idea, expected) = next(iter(hopper.ideas().items()))
     times = {(64, 1024): 3.0, (64, 4096): 2.0, (128, 1024): 5.0, (128, 4096): 2.5}
     records = [
@@ -67,7 +67,7 @@ def test_what_an_idea_bought_is_the_least_and_the_most_of_all_problems(tmp_path)
         for who in (OURS, {"stage": 81, "name": name})
     ]
     write_run(tmp_path / "hopper-variants.jsonl", make_bench_env(records), records[:-1])
-    _, row = cells_of(hopper.bought())
+    _, row = cells_of(hopper.bought("hopper-variants", "fwd", 2))
     where = "d = 128, none, N = 1024"
     assert row == ["2", idea, expected, "1.00x", "2.50x", where]
 
