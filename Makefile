@@ -17,8 +17,7 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 # newer ones the second. No absolute path: pip would split it at its spaces.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip --disable-pip-version-check
-# without MAKEFLAGS: tests run `make`, which isn't to share this one's jobs
-PYTEST := MAKEFLAGS= $(BIN)/python -m pytest -n 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n 4 --dist worksteal
 # hundreds of processes start, and each would compile all that it imports
 export PYTHONDONTWRITEBYTECODE :=
 # the files that have a timing test: to collect all the others takes longer than most of them
@@ -34,24 +33,17 @@ TYPED = $(filter-out tests/% notebooks/%,$(TRACKED))
 TRITONS := 3.6.0 3.8.0 3.9.0
 # end
 
-.PHONY: ladder test test-all fast-tests all-tests lint gluon cubins build clean
+.PHONY: ladder test test-all lint gluon cubins build clean
 
 ladder: $(VENV)/ladder.stamp
 	@$(BIN)/python -m harness run
 
-# the linters take one core for half a minute: the tests run beside them
-test: $(VENV)/test.stamp
-	@$(MAKE) --no-print-directory -j2 $(LINT) fast-tests
-
-test-all: $(VENV)/test.stamp
-	@$(MAKE) --no-print-directory -j2 $(LINT) all-tests
-	$(if $(TIMED),$(BIN)/python -m pytest -m timing $(TIMED))
-
-fast-tests: $(VENV)/test.stamp
+test: $(VENV)/test.stamp $(LINT)
 	$(PYTEST) -m "not slow and not timing"
 
-all-tests: $(VENV)/test.stamp
+test-all: $(VENV)/test.stamp $(LINT)
 	$(PYTEST) -m "not timing"
+	$(if $(TIMED),$(BIN)/python -m pytest -m timing $(TIMED))
 
 # not in a handout
 lint: $(VENV)/test.stamp
