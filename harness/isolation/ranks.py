@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from harness.isolation.child import ChildFailed
+from harness.isolation.child import START_LIMIT, ChildFailed
 from harness.isolation.messages import Link, Order, Out
 from harness.isolation.session import Session
 from harness.measures.samples import ONE_CALL
@@ -158,6 +158,9 @@ def join(order: Order) -> None:
         while not meeting.exists():
             time.sleep(MOMENT)
         store = distributed.TCPStore(HERE, int(meeting.read_text()), world, False, limit)
+    # ranks may start seconds apart where a machine is busy: that is not the group's patience
+    store.set(f"rank {order.rank}", "is there")
+    store.wait([f"rank {rank}" for rank in range(world)], timedelta(seconds=START_LIMIT))
     distributed.init_process_group(
         BACKENDS[device], store=store, rank=order.rank, world_size=world, timeout=limit
     )
