@@ -231,22 +231,23 @@ def devices_of(problem: Problem) -> list[torch.device]:
 
 
 def by_heads(
-    compute: Callable[..., Tensors], problem: Problem, tensors: Tensors,
-    devices: Sequence[torch.device],
-) -> Tensors:  # fmt: skip
-    """compute(problem, *tensors), each of `devices` a share of the heads, all at the same time.
+    compute: Callable[..., Tensors], problem: Problem, tensors: Tensors, dtype: torch.dtype
+) -> Tensors:
+    """compute(problem, *tensors), the tensors in `dtype`; where there are several devices, each
+    computes a share of the heads, all at the same time.
 
     The heads are the second dimension of all tensors. One GPU takes minutes where N is 500,000.
     """
+    devices = devices_of(problem)
     count = len(devices)
     if count == 1:
-        return compute(problem, *tensors)
+        return compute(problem, *(x.to(dtype) for x in tensors))
     each = replace(problem, h=problem.h // count, hk=problem.hk // count)
 
     def share(device: torch.device, *given: torch.Tensor) -> Tensors:
         if device.type == "cuda":  # ranks load meanwhile; blocks of other sizes stay cached
             torch.cuda.set_per_process_memory_fraction(JUDGES_SHARE, device)
-        return compute(each, *(x.to(device) for x in given))
+        return compute(each, *(x.to(device).to(dtype) for x in given))
 
     with ThreadPoolExecutor(count) as pool:
         found = [*pool.map(share, devices, *(x.chunk(count, dim=1) for x in tensors))]
@@ -271,11 +272,11 @@ def make_oracle(problem: Problem) -> Oracle:
     dtype = getattr(torch, problem.dtype)
     q, k, v = make_inputs(problem)
 
-    def attended(attend: Attend, wide: torch.dtype) -> torch.Tensor:
+    def attended(attend: Attend, kind: torch.dtype) -> torch.Tensor:
         def compute(part: Problem, *given: torch.Tensor) -> Tensors:
-            return (in_blocks(attend, part, *(x.to(wide) for x in given)),)
+            return (in_blocks(attend, part, *given),)
 
-        return by_heads(compute, problem, (q, k, v), devices_of(problem))[0]
+        return by_heads(compute, problem, (q, k, v), kind)[0]
 
     out64, out3 = attended(stage3, torch.float64), attended(stage3, dtype)
     yardstick = Error.between(out3, out64)
@@ -303,13 +304,6 @@ def make_gradient_oracles(problem: Problem) -> list[Oracle]:
     dtype = getattr(torch, problem.dtype)
     inputs = (*make_inputs(problem), make_output_gradient(problem))
     wide = torch.promote_types(dtype, torch.float32)
-    devices = devices_of(problem)
-
-    def in_dtype(kind: torch.dtype, compute: Callable[..., Tensors]) -> Tensors:
-        def cast(part: Problem, *given: torch.Tensor) -> Tensors:
-            return compute(part, *(x.to(kind) for x in given))
-
-        return by_heads(cast, problem, inputs, devices)
 
     def by_autograd(part: Problem, *given: torch.Tensor) -> Tensors:
         q, k, v, dO = given
@@ -318,19 +312,20 @@ def make_gradient_oracles(problem: Problem) -> list[Oracle]:
     def rounded(operand: Rounding) -> Callable[..., Tensors]:
         return lambda part, *given: rounded_gradients(part, given, operand, dtype)
 
-    truths = in_dtype(torch.float64, by_autograd)
-    by_stage3 = in_dtype(dtype, by_autograd)
+    truths = by_heads(by_autograd, problem, inputs, torch.float64)
+    by_stage3 = by_heads(by_autograd, problem, inputs, dtype)
     u = torch.finfo(dtype).eps
     if problem.dtype in HALF:
         floor = 2 * u
-        yardsticks = [in_dtype(wide, rounded(lambda x: x.to(dtype).float()))]
+        in_half = rounded(lambda x: x.to(dtype).float())
+        yardsticks = [by_heads(in_half, problem, inputs, wide)]
     else:
         floor = 4 * u * (1 + largest_score(problem, *inputs[:2]))
         yardsticks = [by_stage3]
     if problem.precision == "tf32":
         set_precision("ieee")
-        yardsticks.append(in_dtype(dtype, rounded(truncate_to_tf32)))
-    sizes = in_dtype(wide, lambda part, *given: magnitudes(part, given))
+        yardsticks.append(by_heads(rounded(truncate_to_tf32), problem, inputs, dtype))
+    sizes = by_heads(lambda part, *given: magnitudes(part, given), problem, inputs, wide)
     if problem.precision == "tf32":
         set_precision("tf32")
     return [
