@@ -275,7 +275,7 @@ def ring_predicted() -> str:
     if not longest:
         return NOT_MEASURED
     measured = {
-        (4, cell["causal"], cell["nk"], cell["direction"]): cell["time_ms"]
+        (cell["world"], cell["causal"], cell["nk"], cell["direction"]): cell["time_ms"]
         for group in ring_problems(4)[1]
         for cell in group
         if cell["name"] == "ring"
