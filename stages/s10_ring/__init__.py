@@ -21,6 +21,7 @@ of all others come home. Read the rest of the stage in this order:
     schedule.py      who holds what, and which block of attention each hop is; why zigzag
     merge.py         how results over different keys become one; merge_kernel.py is its kernel
     this file        the loops: `forward` first; then `backward`
+    lanes.py         two streams, so that a hop begins while the last tiles of another are computed
     local.py         attention on one rank: stage 9, 7 or 3, as functions of plain tensors
     copies.py        how tensors get to the next rank: post, compute, wait
     agreement.py     what ranks tell each other before they send, so that none waits in vain
@@ -69,8 +70,8 @@ STAGE = Stage(
     # alone it is another stage: no row of the tour; `ladder ring` measures it
     worth_up_to={"cpu": 0, "cuda": 0},
     files=(
-        "schedule.py", "merge.py", "merge_kernel.py", "local.py", "copies.py", "agreement.py",
-        "calls.py",
+        "schedule.py", "merge.py", "merge_kernel.py", "lanes.py", "local.py", "copies.py",
+        "agreement.py", "calls.py",
     ),
 )  # fmt: skip
 
@@ -95,18 +96,24 @@ def forward(
         k_seen, v_seen, lengths = k[:, :, now.keys], v[:, :, now.keys], valid(seqlens_k, now.spans)
         return plan.local.forward(q[:, :, now.rows], k_seen, v_seen, now.causal, lengths)
 
+    lanes = plan.lanes(k.device)
     for step in range(plan.world):
         now, more = plan.hop(step), step + 1 < plan.world
-        if more:
-            exchange.post([k, v], [plan.shape(step + 1, k)] * 2)
-        if step == 0:  # its own keys, which all rows see
-            o, lse = attention(now)
-            if plan.world > 2:  # merged once, o is rounded once; merged more often, it is float32
-                o = o.to(wide(o.dtype))
-        elif not now.empty:
-            merge(o[:, :, now.rows], lse[:, :, now.rows], *attention(now))
-        if more:
-            k, v = exchange.wait()
+        with lanes.of(step):
+            if step:
+                k, v = exchange.wait()
+            if more:
+                exchange.post([k, v], [plan.shape(step + 1, k)] * 2)
+            if step == 0:  # its own keys, which all rows see
+                o, lse = attention(now)
+                if plan.world > 2:  # merged once, o is rounded once; more often, it is float32
+                    o = o.to(wide(o.dtype))
+            elif not now.empty:
+                part = attention(now)
+                lanes.meet()  # o is that of all hops before
+                merge(o[:, :, now.rows], lse[:, :, now.rows], *part)
+                del part
+    lanes.meet()
     return o.to(q.dtype), lse
 
 
@@ -140,29 +147,31 @@ def backward(
         return [dq] if wants_q else [], [dk, dv] if wants_kv else []
 
     first, *second = halves(q, k)
-    kv = [x.contiguous() for x in own]
+    lanes, kv = plan.lanes(k.device), [x.contiguous() for x in own]
     exchange.post(kv, [plan.shape(1, k)] * 2)
     kept = [(first, *share(plan.hop(0), own, first))]
-    kv = exchange.wait()
-    dq: list[Tensor] = []  # of the hops so far
-    sums: list[Tensor] = []  # of dK and dV of this hop's keys, by the ranks that have had them
-    for step in range(1, world):
-        now, more = plan.hop(step), step + 1 < world
-        going = (kv if more else []) + sums  # the sums are those of the last hop's keys
-        coming = [plan.shape(step + 1, k)] * 2 * more + [plan.shape(step, k)] * len(sums)
-        if going:
-            exchange.post(going, coming)
-        dq_share, dkv_share = share(now, kv)
-        arrived = exchange.wait() if going else []
-        kv, sums = arrived[: 2 * more], arrived[2 * more :]
-        dq = add(dq, dq_share, q.shape[2], now.rows)
-        sums = add(sums, dkv_share, plan.shape(step, k)[2], now.keys)
-        del dq_share, dkv_share, going, arrived  # before the next hop's are made
-    if sums:
-        exchange.post(sums, [k.shape] * 2)  # home
-    kept += [(piece, *share(plan.hop(0), own, piece)) for piece in second]
-    if sums:
-        sums = exchange.wait()
+    with lanes.of(1):
+        kv = exchange.wait()
+        dq: list[Tensor] = []  # of the hops so far
+        sums: list[Tensor] = []  # of dK and dV of this hop's keys, by the ranks that have had them
+        for step in range(1, world):
+            now, more = plan.hop(step), step + 1 < world
+            going = (kv if more else []) + sums  # the sums are those of the last hop's keys
+            coming = [plan.shape(step + 1, k)] * 2 * more + [plan.shape(step, k)] * len(sums)
+            if going:
+                exchange.post(going, coming)
+            dq_share, dkv_share = share(now, kv)
+            arrived = exchange.wait() if going else []
+            kv, sums = arrived[: 2 * more], arrived[2 * more :]
+            dq = add(dq, dq_share, q.shape[2], now.rows)
+            sums = add(sums, dkv_share, plan.shape(step, k)[2], now.keys)
+            del dq_share, dkv_share, going, arrived  # before the next hop's are made
+        if sums:
+            exchange.post(sums, [k.shape] * 2)  # home
+        kept += [(piece, *share(plan.hop(0), own, piece)) for piece in second]
+        if sums:
+            sums = exchange.wait()
+    lanes.meet()
     totals = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
     for (b, h, h_k), dq_share, dkv_share in kept:
         round_sums(totals[:1], (b, h), dq, dq_share)

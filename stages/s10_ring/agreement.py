@@ -29,6 +29,7 @@ from stages.common.operators import wanted_of
 from stages.contract import check_inputs
 
 from . import copies as ways
+from .lanes import Lanes
 from .local import Local, best, wide
 from .schedule import Hop, Span, hop, length, spans
 
@@ -70,6 +71,10 @@ class Plan(NamedTuple):
         """Agree with the other ranks that what follows is this call's backward pass."""
         shared = {"call": f"the backward pass of call {self.call}"}
         ways.keep_alike(self.group, agree(self.group, shared, ways.slots_of(self.group, device)))
+
+    def lanes(self, device: torch.device) -> Lanes:
+        """The streams of the hops: two where copy engines bring K and V to slots that stay."""
+        return Lanes(device, two=self.copies == "engine" and self.overlap)
 
     def exchange(self, k: Tensor) -> ways.Exchange:
         """How K and V travel and, where there will be gradients, dK and dV in float32."""
