@@ -81,7 +81,7 @@ def seconds(problem: Problem, machine: Machine, way: str) -> float:
 
 
 def sent_bytes(problem: Problem, way: str) -> int | None:
-    """The bytes that each rank sends in a call; None where `way` isn't modelled."""
+    """The bytes that the rank which sends most does in a call; None where `way` isn't modelled."""
     if way not in WAYS:
         return None
     return round(sum(span.sent for span in schedule(problem, Machine(1.0, 1.0, 0.0), way)))
@@ -144,11 +144,9 @@ def backward_hops(problem: Problem, zigzag: bool) -> list[tuple[float, float, fl
     first = own / 2 if problem.b * problem.hk > 1 else own  # a single head isn't cut
     hops = [(first, kv, 0.0)]
     again = 2 * q + 3 * wide  # o, dO; dq's sums
-    # those of early keys alone are put in a place for all
-    begin = 1.5 * gradients if problem.causal and zigzag else 0.0
     for hop, seen in enumerate(others, 1):
         sent = kv * (hop < problem.world - 1) + gradients * (hop > 1)
-        hops.append((seen, sent, again + (3 * (wide + gradients) if hop > 1 else begin)))
+        hops.append((seen, sent, again + 3 * (wide + gradients) * (hop > 1)))
     hops.append((own - first, gradients, 2 * (wide + gradients) + q + kv))
     return hops
 
@@ -209,13 +207,26 @@ def peak_bytes(problem: Problem, copies: str = "group") -> int:
         return round(forward)
     cut = 2 if problem.b * problem.hk > 1 else 1
     held = q + lse + (wide + gradients) / cut  # at each hop but the first
-    whole = 2 * wide + gradients
-    hop = max(wide + gradients, whole - gradients / 2) if problem.causal else whole
-    second = held + hop + 2 * lse + by_group * kv * min(world - 1, 2)
-    # of three ranks K and V go no further then
-    meanwhile = by_group * (kv * (1 + (world > 3)) + gradients)
-    third = held + wide + gradients + hop + 2 * lse + meanwhile
-    last = held + wide + gradients + by_group * gradients
-    last += (whole + 2 * lse) / 2 if cut == 2 else 0.0
+    whole = hop = 2 * wide + gradients
+    arriving = by_group * gradients
+    # of the ranks that take most: dq so far, sums that are sent, the hop or nothing, what arrives
+    third, fourth = wide + gradients + whole + arriving, 0.0
+    home = wide + gradients + arriving
+    if problem.causal:
+        late, early = wide + gradients, 2 * wide + gradients / 2  # chunk's rows, or keys; all else
+        hop = max(late, early)
+        third = max(
+            wide / 2 + gradients + late + arriving / 2,  # rank 0, which has late rows alone
+            wide + gradients / 2 + late + arriving,  # rank 1
+            wide + gradients / 2 + early + arriving / 2,  # a later one
+        )
+        fourth = wide + late + 2 * arriving
+        middle = gradients / 2 if world == 2 else arriving
+        home = max(wide / 2 + gradients + arriving / 2, wide + middle + arriving)
+    # at each hop what arrives of K and V, too, as long as they go on
+    hops = [hop + by_group * kv * min(world - 1, 2)]
+    hops += [third + by_group * kv * (1 + (world > 3))] * (world > 2)
+    hops += [fourth + by_group * kv * (1 + (world > 4))] * (world > 3)
+    last = held + home + ((whole + 2 * lse) / 2 if cut == 2 else 0.0)
     end = 2 * q + lse + kv + 2 * wide + gradients + by_group * gradients  # all, and rounded
-    return round(max(forward, second, third if world > 2 else 0.0, last, end))
+    return round(max(forward, held + 2 * lse + max(hops), last, end))

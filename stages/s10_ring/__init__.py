@@ -42,7 +42,7 @@ Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 
 import os
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -129,22 +129,22 @@ def backward(
     exchange, world, own = plan.exchange(k), plan.world, [k, v]
     wants_q, wants_kv = plan.wanted[0], any(plan.wanted[1:])
 
-    def share(
-        now: Hop, kv: list[Tensor], piece: Piece = (ALL, ALL, ALL)
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """What a hop adds in float32: [dq] of its rows, [dk, dv] of its keys; [] if not wanted."""
+    def share(now: Hop, kv: list[Tensor], piece: Piece = (ALL, ALL, ALL)) -> tuple[Sums, Sums]:
+        """What a hop adds: [dq] of its rows, [dk, dv] of its keys; [] of what isn't wanted."""
         (b, h, h_k), (k, v) = piece, kv
         given = (
             q[b, h, now.rows], k[b, h_k, now.keys], v[b, h_k, now.keys], o[b, h, now.rows],
             lse[b, h, now.rows], do[b, h, now.rows],
         )  # fmt: skip
         if now.empty:
-            dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in given[:3])
+            zeros = given[0], k[b, h_k], v[b, h_k]
+            dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in zeros)
         else:
             lengths = None if seqlens_k is None else valid(seqlens_k[b], now.spans)
             wanted = wants_q, wants_kv, wants_kv
             dq, dk, dv = plan.local.backward(*given, now.causal, lengths, wanted)
-        return [dq] if wants_q else [], [dk, dv] if wants_kv else []
+        dkv = [dk, dv] if wants_kv else []
+        return Sums(now.rows.start, [dq] if wants_q else []), Sums(0, dkv)
 
     first, *second = halves(q, k)
     lanes, kv = plan.lanes(k.device), [x.contiguous() for x in own]
@@ -152,30 +152,31 @@ def backward(
     kept = [(first, *share(plan.hop(0), own, first))]
     with lanes.of(1):
         kv = exchange.wait()
-        dq: list[Tensor] = []  # of the hops so far
-        sums: list[Tensor] = []  # of dK and dV of this hop's keys, by the ranks that have had them
+        dq = sums = NONE  # of the hops so far; of this hop's keys, by the ranks that have had them
         for step in range(1, world):
             now, more = plan.hop(step), step + 1 < world
-            going = (kv if more else []) + sums  # the sums are those of the last hop's keys
-            coming = [plan.shape(step + 1, k)] * 2 * more + [plan.shape(step, k)] * len(sums)
+            going = (kv if more else []) + sums.tensors  # sums of the last hop's keys
+            coming = [plan.shape(step + 1, k)] * 2 * more
+            coming += [plan.sums_shape(step, k)] * len(sums.tensors)
             if going:
                 exchange.post(going, coming)
-            dq_share, dkv_share = share(now, kv)
+            shares = share(now, kv) if step == 1 or not now.empty else (NONE, NONE)
             arrived = exchange.wait() if going else []
-            kv, sums = arrived[: 2 * more], arrived[2 * more :]
-            dq = add(dq, dq_share, q.shape[2], now.rows)
-            sums = add(sums, dkv_share, plan.shape(step, k)[2], now.keys)
-            del dq_share, dkv_share, going, arrived  # before the next hop's are made
-        if sums:
-            exchange.post(sums, [k.shape] * 2)  # home
+            kv, sums = arrived[: 2 * more], Sums(0, arrived[2 * more :])
+            dq, sums = add(dq, shares[0]), add(sums, shares[1])
+            del shares, going, arrived  # before the next hop's are made
+        if sums.tensors:
+            exchange.post(sums.tensors, [plan.sums_shape(world, k)] * 2)  # home
         kept += [(piece, *share(plan.hop(0), own, piece)) for piece in second]
-        if sums:
-            sums = exchange.wait()
-    lanes.meet()
+    if sums.tensors:  # a first half needs what came home, and not the second
+        sums = Sums(0, exchange.wait())
+    else:
+        lanes.meet()
     totals = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
     for (b, h, h_k), dq_share, dkv_share in kept:
         round_sums(totals[:1], (b, h), dq, dq_share)
         round_sums(totals[1:], (b, h_k), sums, dkv_share)
+        lanes.meet()
     return tuple(x if want else None for x, want in zip(totals, plan.wanted, strict=True))
 
 
@@ -189,22 +190,35 @@ def halves(q: Tensor, k: Tensor) -> list[Piece]:
     return [(ALL, slice(a * group, b * group), slice(a, b)) for a, b in cuts]
 
 
-def add(totals: list[Tensor], shares: list[Tensor], n: int, place: slice) -> list[Tensor]:
-    """Add shares, (B, H, N, d) of the rows `place`, to totals of n rows; the first start them."""
-    if not totals:
-        rest = 0, 0, place.start, n - place.stop
-        return [torch.nn.functional.pad(x, rest) if any(rest) else x for x in shares]
-    for total, x in zip(totals, shares, strict=True):
-        total[:, :, place] += x
-    return totals
+class Sums(NamedTuple):
+    """Sums in float32, (B, H, N, d) each: of some of a part's rows, from its row `first` on."""
+
+    first: int
+    tensors: list[Tensor]
 
 
-def round_sums(
-    totals: list[Tensor], piece: tuple[slice, slice], sums: list[Tensor], shares: list[Tensor]
-) -> None:
-    """Write a piece of `sums`, and the own keys' shares of it, to totals in the inputs' dtype."""
-    for total, x, y in zip(totals, sums, shares, strict=False):  # none of what isn't wanted
-        torch.add(x[piece], y, out=total[piece])
+NONE = Sums(0, [])
+
+
+def add(sums: Sums, share: Sums) -> Sums:
+    """Return the sum of both, in the memory of one: all rows of one are among the other's."""
+    if not (sums.tensors and share.tensors):
+        return sums if sums.tensors else share
+    if sums.tensors[0].shape[2] < share.tensors[0].shape[2]:
+        sums, share = share, sums
+    for x, y in zip(sums.tensors, share.tensors, strict=True):
+        x.narrow(2, share.first - sums.first, y.shape[2]).add_(y)
+    return sums
+
+
+def round_sums(totals: list[Tensor], piece: tuple[slice, slice], sums: Sums, share: Sums) -> None:
+    """Write a piece of `sums`, and all rows' share of it, to totals in the inputs' dtype."""
+    for total, x, y in zip(totals, sums.tensors, share.tensors, strict=False):  # none if unwanted
+        end = sums.first + x.shape[2]
+        total, both = total[piece], slice(sums.first, end)
+        torch.add(x[piece], y[:, :, both], out=total[:, :, both])
+        for rest in (slice(0, sums.first), slice(end, None)):
+            total[:, :, rest] = y[:, :, rest]
 
 
 class Ring(torch.autograd.Function):

@@ -67,6 +67,19 @@ class Plan(NamedTuple):
         owner = (self.rank - step) % self.world
         return (*k.shape[:2], length(self.k_spans[owner]), k.shape[3])
 
+    def sums_shape(self, step: int, k: Tensor) -> tuple[int, ...]:
+        """The shape of dK's sums that come to this rank with the keys of hop `step`, or come home.
+
+        They are of the first keys, as many as a rank has seen so far; of all where none saw any.
+        """
+        owner = (self.rank - step) % self.world
+        hops = (
+            hop((owner + i) % self.world, i, self.q_spans, self.k_spans, self.causal)
+            for i in range(1, step)
+        )
+        seen = max((0 if x.empty else x.keys.stop for x in hops), default=0)
+        return (*k.shape[:2], seen or length(self.k_spans[owner]), k.shape[3])
+
     def agree_again(self, device: torch.device) -> None:
         """Agree with the other ranks that what follows is this call's backward pass."""
         shared = {"call": f"the backward pass of call {self.call}"}
