@@ -36,6 +36,7 @@ from harness.isolation.child import one_line
 from harness.isolation.messages import Asked, Checked, Finish, Finished, Order, Turn, tell, told
 from harness.isolation.processes import set_data_limit
 from harness.measures.samples import Plan, Sampled
+from harness.problems.judged import judged_heads
 
 LAUNCH_ROWS: Final = 5
 SETUP: Final = 1 << 27  # bytes that importing Triton and first calls keep: no memory of a stage
@@ -68,16 +69,19 @@ class MeasuredStage:
     def write(self, outputs: Any, ending: str = "") -> None:
         """Write outputs for the judge, to the stage's file with this ending of its name.
 
-        The ranks of a world put theirs together, and the first one writes them.
+        The ranks of a world put theirs together, the heads that are judged, and the first one
+        writes them.
         """
+        given = self.whole.tensors
         if self.problem.world > 1:
             outputs = tuple(x if x is None else self.gathered(x.detach()) for x in outputs)
+            given = tuple(x if x is None else judged_heads(self.problem, x) for x in given)
         if self.order.rank == 0:
-            write_outputs(outputs, self.problem, self.whole.tensors, self.out + ending)
+            write_outputs(outputs, self.problem, given, self.out + ending)
 
     def gathered(self, x: Any) -> Any:
-        """The whole of which `x` is this rank's part."""
-        return self.module.unshard(x, causal=self.problem.causal)
+        """The whole of which `x` is this rank's part, of the heads that are judged."""
+        return self.module.unshard(judged_heads(self.problem, x), causal=self.problem.causal)
 
     def shard(self, x: Any) -> Any:
         """This rank's part of `x`."""

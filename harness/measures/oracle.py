@@ -16,6 +16,7 @@ import stages
 from harness.measures.accuracy import Error, Oracle, set_precision
 from harness.problems.directions import OUTPUTS, make_output_gradient
 from harness.problems.inputs import make_inputs
+from harness.problems.judged import judged_heads, judged_problem
 from harness.problems.problem import YARDSTICK, Problem
 
 BLOCK_BYTES: Final = 1 << 26  # of a block of float64 scores
@@ -258,7 +259,10 @@ def by_heads(
 
 
 def make_oracles(problem: Problem) -> dict[str, Oracle]:
-    """Make the oracle of each output of `problem`'s direction, by name, in OUTPUTS' order."""
+    """Make the oracle of each output of `problem`'s direction, by name, in OUTPUTS' order.
+
+    They are of the heads that are judged (harness/problems/judged.py).
+    """
     wanted = OUTPUTS[problem.direction]
     oracles = {"o": make_oracle(problem)} if "o" in wanted else {}
     if "dq" in wanted:
@@ -270,7 +274,8 @@ def make_oracle(problem: Problem) -> Oracle:
     """Make the oracle of o = attend(q, k, v) of `problem`, on the problem's device."""
     stage3: Attend = stages.by_number(YARDSTICK).attend
     dtype = getattr(torch, problem.dtype)
-    q, k, v = make_inputs(problem)
+    q, k, v = (judged_heads(problem, x) for x in make_inputs(problem))
+    problem = judged_problem(problem)
 
     def attended(attend: Attend, kind: torch.dtype) -> torch.Tensor:
         def compute(part: Problem, *given: torch.Tensor) -> Tensors:
@@ -302,7 +307,9 @@ def make_gradient_oracles(problem: Problem) -> list[Oracle]:
     """Make the oracles of dq, dk and dv of `problem`, on the problem's device."""
     stage3: Attend = stages.by_number(YARDSTICK).attend
     dtype = getattr(torch, problem.dtype)
-    inputs = (*make_inputs(problem), make_output_gradient(problem))
+    drawn = (*make_inputs(problem), make_output_gradient(problem))
+    inputs = tuple(judged_heads(problem, x) for x in drawn)
+    problem = judged_problem(problem)
     wide = torch.promote_types(dtype, torch.float32)
 
     def by_autograd(part: Problem, *given: torch.Tensor) -> Tensors:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +10,12 @@ import torch
 from made_up import problem, scores
 
 import stages
+from harness.isolation.judge import read_output
+from harness.isolation.measured_stage import MeasuredStage
 from harness.measures import accuracy, oracle
 from harness.measures.accuracy import Error, Oracle
 from harness.measures.oracle import in_blocks, make_oracle, make_oracles, row_blocks
+from harness.problems import judged
 from harness.problems.inputs import make_inputs
 
 stage3 = stages.by_number(3).attend
@@ -80,6 +84,27 @@ def test_several_devices_make_the_same_oracles(monkeypatch, dtype):
         assert Error.between(other.out3, one.out3.double()).rel < 2 * u
         for x, y in ((other.bound.max, one.bound.max), (other.bound.rel, one.bound.rel)):
             assert x == pytest.approx(y, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("b", "hk", "world", "heads"), [(1, 12, 2, 4), (2, 12, 2, 2), (1, 6, 4, 6)]
+)
+def test_some_heads_of_a_long_sequence_are_judged(monkeypatch, tmp_path, b, hk, world, heads):
+    """One for each rank at least; what is written and the oracles are of the same ones."""
+    asked = problem(b=b, h=2 * hk, hk=hk, nq=20, nk=20, d=8, direction="train", world=world)
+    whole = make_oracles(asked)
+    monkeypatch.setattr(judged, "MOST_SCORES", 4 * 2 * 20 * 20)  # of 4 key heads
+    oracles = make_oracles(asked)
+    stage, path = object.__new__(MeasuredStage), str(tmp_path / "o")
+    stage.problem, stage.out, stage.order = asked, path, SimpleNamespace(rank=0)
+    stage.whole = SimpleNamespace(tensors=(*make_inputs(asked), None))
+    stage.module = SimpleNamespace(unshard=lambda x, causal: x)
+    stage.write(tuple(x.out64.float() for x in whole.values()))
+    sizes = [x.out64.numel() for x in oracles.values()]
+    written = read_output(path, 4 * sum(sizes)).view(torch.float32).split(sizes)
+    for (name, found), x in zip(oracles.items(), written, strict=True):
+        assert found.out64.shape[1] == (heads if name in ("dk", "dv") else 2 * heads)
+        torch.testing.assert_close(x.view(found.out64.shape), found.out64.float())
 
 
 def test_a_row_that_sees_no_key_is_zero():
