@@ -38,7 +38,6 @@ from harness.isolation.processes import set_data_limit
 from harness.measures.samples import Plan, Sampled
 from harness.problems.judged import judged_heads
 
-LAUNCH_ROWS: Final = 5
 SETUP: Final = 1 << 27  # bytes that importing Triton and first calls keep: no memory of a stage
 
 
@@ -188,7 +187,7 @@ class MeasuredStage:
         if self.device == "cuda":
             clock = sm_clock_mhz(self.call, asked.clock_calls)
             call = self.timed.call
-            launch_ms = min(time_launches(call, asked.launches) for _ in range(LAUNCH_ROWS))
+            launch_ms = min(time_launches(call, asked.launches) for _ in range(asked.rows))
         skip_ratio = None if self.order.alone else self.skip_ratio()
         self.call_again()
         return Finished(clock, launch_ms, list(self.timed.change or ()), skip_ratio)

@@ -142,12 +142,13 @@ class Link:
 class Finish:
     """The samples of a stage are taken: make the calls that come after them.
 
-    On a GPU also `clock_calls` before its clock is read, and rows of `launches` that are timed.
+    On a GPU also `clock_calls` before its clock is read, and `rows` of `launches` that are timed.
     """
 
     stage: int
     clock_calls: int
     launches: int
+    rows: int
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ LEAST_REST: Final = 0.01  # seconds of a budget, at least: a message already sen
 CLOCK_MS: Final = 20.0  # of calls before the GPU's clock is read
 LAUNCHES: Final = 20  # in a row
 LAUNCHES_MS: Final = 40.0  # of the GPU's time for a row, at most, but for two calls
+LAUNCH_ROWS: Final = 5  # fewer where they take longer than five such rows
 INTERPRETED: Final = "interpreted: no speed to compare"
 SHARED_CORES: Final = "no speed: these processes share the cores of one CPU"
 LINK_LIMIT: Final = 60.0  # seconds to measure what the ranks of a world send each other
@@ -327,7 +328,8 @@ class ComparisonProcess:
             if index not in self.credible:
                 self.take(index, series.plan)
         launches = max(2, min(LAUNCHES, int(LAUNCHES_MS / ms)))
-        asked = messages.Finish(index, 1 + int(CLOCK_MS / ms), launches)
+        rows = max(1, min(LAUNCH_ROWS, int(LAUNCH_ROWS * LAUNCHES_MS / (launches * ms))))
+        asked = messages.Finish(index, 1 + int(CLOCK_MS / ms), launches, rows)
         seconds = self.left[index] if self.comparison.alone else self.limits.budget
         answer = self.session.ask(asked, messages.Finished, Out, seconds=seconds, late=self.late)
         finished: messages.Finished = outcome.believe(answer)
