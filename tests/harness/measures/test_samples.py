@@ -61,7 +61,7 @@ def calls_made(folder, seconds):
     order = Order(PROBLEM, [asked], alone=True, strided=True, graph=False, memory=1 << 30)
     asked = [
         (Start(), Checked), *((Turn(**vars(plan)), Sampled) for plan in PLANS),
-        (Finish(0, clock_calls=3, launches=4), Finished),
+        (Finish(0, clock_calls=3, launches=4, rows=2), Finished),
     ]  # fmt: skip
     with Session(serve, order) as session:
         for index, (message, answer) in enumerate(asked):

@@ -114,7 +114,7 @@ def test_of_the_rows_of_launches_the_fastest_counts(gpu, monkeypatch):
     ours.device, ours.order = "cuda", SimpleNamespace(alone=True)
     ours.call_again = ours.call = lambda: None
     ours.timed = SimpleNamespace(call=None, change=(1, 2))
-    finished = ours.finish(Finish(stage=0, clock_calls=3, launches=20))
+    finished = ours.finish(Finish(stage=0, clock_calls=3, launches=20, rows=5))
     assert finished == Finished(1980, 0.03, [1, 2], None) and next(rows, None) is None
 
 
