@@ -21,7 +21,8 @@ COLUMNS = (
 LEGEND = (
     "time: of the slowest rank, in turns. x one: over one GPU with the whole sequence and the same "
     "kernels. model: predicted (docs/ring.md). sent: by a rank, at most. of link: the share of "
-    "what one rank can send to the next at a time. peak: of a rank, above its inputs."
+    "what one rank can send to the next at a time. peak: of a rank, above its inputs. max err: of "
+    "long sequences, that of some heads."
 )
 DRAWN = ("ring", "ring_in_turn", "ring_in_order", "gather", "ulysses")
 HATCHES = {"send": "//"}
