@@ -13,6 +13,7 @@ kernel doesn't specialize on it and it fits 32 bits. So launches that Triton tel
 apart (tests/stages/test_launch.py).
 """
 
+import inspect
 from collections.abc import Callable, Hashable, Sequence
 from itertools import compress
 from typing import Any
@@ -48,10 +49,12 @@ class Launch:
         if not self.compiles or self.kernel.pre_run_hooks:
             self.kernel[self.grid](*tensors, *numbers, **self.options)
             return
-        kind, addresses = kind_of_tensors(tensors)
-        run = self.found.get(kind)
-        if run is not None:
-            run(*addresses, *numbers, *self.constants)
+        kind, arguments = kind_of_tensors(tensors)
+        start = self.found.get(kind)
+        if start is not None:
+            arguments += numbers
+            arguments += self.constants
+            start(arguments)
             return
         compiled = self.kernel[self.grid](*tensors, *numbers, **self.options)
         if isinstance(compiled, triton.compiler.CompiledKernel):
@@ -60,28 +63,61 @@ class Launch:
             self.found[kind] = starter(compiled, (*self.grid, 1, 1)[:3])
 
 
-def starter(compiled: Any, grid: Grid) -> Callable[..., None]:
-    """Return what starts a compiled kernel, given its arguments, on the current stream.
+def starter(compiled: Any, grid: Grid) -> Callable[[list[Any]], None]:
+    """Return what starts a compiled kernel, given its arguments, on its GPU's current stream.
 
-    It calls the kernel's launcher as Triton 3.6 and 3.7 do. Triton itself starts it where hooks are
-    to see each launch, a profiler's, say, and in other versions.
+    It calls the launcher's part in C, as the part in Python does in Triton 3.6 and 3.7. Triton
+    itself starts the kernel where hooks are to see each launch, a profiler's, say; where the kernel
+    needs memory for itself; in other versions; and on another maker's GPU.
     """
-    by_triton = compiled[grid]
-    if not triton.__version__.startswith(("3.6.", "3.7.")):
-        return by_triton
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    by_triton, run = compiled[grid], compiled.run
+    version = triton.__version__
+    known = version.startswith(("3.6.", "3.7.")) and type(run).__name__ == "CudaLauncher"
+    if not known or run.global_scratch_size or run.profile_scratch_size:
+        return lambda arguments: by_triton(*arguments)
     hooks, driver = triton.knobs.runtime, triton.runtime.driver
+    device = driver.active.get_current_device()
+    launch, descriptors = run.launch, descriptors_of(compiled)
+    if descriptors:  # below what would encode each of them again
+        launch = inspect.getclosurevars(launch).nonlocals["launcher"]
+    how: tuple[Any, ...] = compiled.function, run.launch_cooperative_grid, run.launch_pdl
+    metadata, no_hooks, no_memory = compiled.packed_metadata, (None,) * 3, (None,) * 2
+    in_one = version.startswith("3.7.")
+    if in_one:
+        how += (metadata, *no_hooks, *no_memory, run.arg_annotations, run.kernel_signature)
+    else:
+        how += (*no_memory, metadata, *no_hooks)
 
-    def start(*arguments: Any) -> None:
+    def start(arguments: list[Any]) -> None:
         before, after = hooks.launch_enter_hook, hooks.launch_exit_hook
         if getattr(before, "calls", before) or getattr(after, "calls", after):
             by_triton(*arguments)
             return
-        active = driver.active
-        stream = active.get_current_stream(active.get_current_device())
-        run(*grid, stream, function, metadata, None, None, None, *arguments)
+        for place, block in descriptors:
+            arguments[place : place + 1] = encoded(arguments[place], block)
+        stream = driver.active.get_current_stream(device)
+        launch(*grid, stream, *how, *([arguments] if in_one else arguments))
 
     return start
+
+
+def descriptors_of(compiled: Any) -> list[tuple[int, Any]]:
+    """Return which of a kernel's arguments are descriptors, the last first, and of which blocks."""
+    types = enumerate(compiled.src.signature.values())
+    places = [at for at, kind in types if isinstance(kind, str) and kind.startswith("tensordesc")]
+    return [*zip(places, compiled.metadata.tensordesc_meta, strict=True)][::-1] if places else []
+
+
+def encoded(descriptor: Any, block: Any) -> list[Any]:
+    """Return the arguments that a descriptor stands for, which it keeps; its `kind` tells `block`.
+
+    Triton would have the driver encode it at each launch.
+    """
+    if not hasattr(descriptor, "encoded"):
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        descriptor.encoded = make_tensordesc_arg(descriptor, block)
+    return descriptor.encoded
 
 
 def kind_of_tensors(tensors: Sequence[Any]) -> tuple[Hashable, list[Any]]:
@@ -90,14 +126,17 @@ def kind_of_tensors(tensors: Sequence[Any]) -> tuple[Hashable, list[Any]]:
     Of a tensor its launcher would ask the driver where it lies. A compiled kernel is of one GPU.
     """
     kind: list[Hashable] = [triton.runtime.driver.active.get_current_device()]
-    addresses = []
+    addresses: list[Any] = []
     for x in tensors:
-        if isinstance(x, Tensor):
+        if x is None:
+            kind.append(None)
+            addresses.append(None)
+        elif isinstance(x, Tensor):
             address = x.data_ptr()
-            kind += x.dtype, address % 16 == 0
+            kind.append((x.dtype, address % 16 == 0))
             addresses.append(address)
         else:
-            kind.append(None if x is None else x.kind)
+            kind.append(x.kind)
             addresses.append(x)
     return tuple(kind), addresses
 

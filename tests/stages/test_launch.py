@@ -144,17 +144,29 @@ class Kernel:
         return call
 
 
+class CudaLauncher:
+    """What Triton 3.6 launches with, of which `launch` is in C."""
+
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid, launch_pdl = "cooperative", "pdl"
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def launch(self, *args):
+        self.calls.append(("kept", args[:3], args[13:], args[3:13]))
+
+
 class Compiled:
     function, packed_metadata = "function", "metadata"
+    src = SimpleNamespace(signature={"x_ptr": "*fp16", "n": "i32", "A": "constexpr"})
+    metadata = None
 
     def __init__(self, kernel):
-        self.kernel = kernel
+        self.kernel, self.run = kernel, CudaLauncher(kernel.calls)
 
     def __getitem__(self, grid):
         return lambda *args: self.kernel.calls.append(("by triton", grid, args))
-
-    def run(self, *args):
-        self.kernel.calls.append(("kept", args[:3], args[9:], args[3:9]))
 
 
 @pytest.fixture
@@ -189,7 +201,7 @@ def test_a_kernel_is_looked_for_at_the_first_call_only(kernel):
     for free in (5, 6, 1):
         fast_launch(kernel, (3, 2), (x, None), (48, free), A=True, B="b", num_warps=8)
     options = {"A": True, "B": "b", "num_warps": 8}
-    how = (0, 7), "function", "metadata", None, None, None
+    how = (0, 7), "function", "cooperative", "pdl", None, None, "metadata", None, None, None
     assert kernel.calls == [
         ("found", (3, 2), (x, None, 48, 5), options),
         ("kept", (3, 2, 1), (x.data_ptr(), None, 48, 6, True, "b"), how),
@@ -240,6 +252,70 @@ def test_another_version_of_triton_starts_kernels_itself(kernel, monkeypatch):
     for kernel.here.stream in (7, 8):
         launch((x, x), (48, 5))
     assert kinds(kernel) == ["found", "by triton"]
+
+
+@pytest.mark.parametrize("size", ["global_scratch_size", "profile_scratch_size"])
+def test_a_kernel_that_needs_memory_is_started_by_triton(kernel, monkeypatch, size):
+    _, x, *_ = tensors()
+    monkeypatch.setattr(CudaLauncher, size, 128)
+    launch = Launch(kernel, (3,), A=1, B=2)
+    for _ in range(2):
+        launch((x, x), (48, 5))
+    assert kinds(kernel) == ["found", "by triton"]
+
+
+class Utils:
+    """The driver's part in C: what it gives tells what it was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def fill_tma_descriptor(self, *args):
+        self.asked.append(args)
+        return f"encoded {args}"
+
+    fill_tma_descriptor_tiled = fill_tma_descriptor  # its name from 3.7 on
+
+
+@needs_triton
+def test_the_launcher_in_c_is_called_as_triton_calls_it(monkeypatch):
+    """But each descriptor is encoded once."""
+    import triton
+    from triton.backends.nvidia.driver import CudaLauncher, wrap_handle_tensordesc
+
+    here = SimpleNamespace(
+        utils=Utils(), get_current_device=lambda: 0, get_current_stream=lambda device: (device, 7)
+    )
+    monkeypatch.setattr(triton.runtime.driver, "_active", here, raising=False)
+    signature = {"x": "*fp16", "one": "tensordesc<fp16[1]>", "n": "i32", "two": "tensordesc<fp16>"}
+    block = {"swizzle": 3, "elem_size": 2, "elem_type": 6, "block_size": [1], "fp4_padded": False}
+    blocks = [block, block | {"swizzle": 2}]
+    got, run = [], object.__new__(CudaLauncher)
+    vars(run).update(
+        num_ctas=1, global_scratch_size=0, global_scratch_align=1, profile_scratch_size=0,
+        profile_scratch_align=1, launch_cooperative_grid=False, launch_pdl=True,
+        arg_annotations="annotations", kernel_signature="signature",
+        launch=wrap_handle_tensordesc(lambda *args: got.append(args), signature, blocks),
+    )  # fmt: skip
+
+    class Found(SimpleNamespace):
+        def __getitem__(self, grid):
+            """Triton's own way, which is not taken."""
+
+    compiled = Found(
+        run=run, function="function", packed_metadata="metadata",
+        src=SimpleNamespace(signature=signature), metadata=SimpleNamespace(tensordesc_meta=blocks),
+    )  # fmt: skip
+    start = path.starter(compiled, (3, 2, 1))
+    one, two = descriptors()[1:3]
+    arguments = [1024, one, 48, two]
+    run(3, 2, 1, (0, 7), "function", "metadata", None, None, None, *arguments)
+    for _ in range(2):
+        start([*arguments])
+    in_one = isinstance(got[0][-1], (list, tuple))  # all arguments, from 3.7 on
+    want, *ours = ([*args[:-1], *args[-1]] if in_one else [*args] for args in got)
+    assert ours == [want, want]
+    assert len(here.utils.asked) == 4  # by Triton, and once by us
 
 
 def test_it_is_the_stream_that_is_current_at_the_launch(kernel):
