@@ -19,6 +19,7 @@ from stages import s08_triton_split_kv as s08
 from stages.common.gluon import TensorDescriptor, driver, gl
 from stages.common.kernels import LOG2_E
 from stages.common.launch import MOST_KEPT, Launch
+from stages.common.machine import launching
 from stages.s06_triton_flash2 import forward as flash2_forward
 
 from .backward import backward_kernel, postprocess_kernel, preprocess_kernel
@@ -67,16 +68,16 @@ def described(x: Tensor, rows: int, BLOCK_D: int) -> tuple[Tensor, Any]:
     """Return `x` and its descriptor; a copy where the copy engine can't read `x` itself."""
     found = descriptor(x.data_ptr(), x.dtype, x.shape, x.stride(), rows, BLOCK_D)
     if found is None or x.is_neg():
-        return described(padded(x.shape, x).copy_(x), rows, BLOCK_D)
+        return described(padded(x).copy_(x), rows, BLOCK_D)
     return x, found
 
 
-def padded(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return an uninitialised tensor (B, H, N, d) with rows a multiple of 16 bytes apart."""
-    *outer, d = shape
-    width = -(-d // 8) * 8
-    x = torch.empty((*outer, width), dtype=like.dtype, device=like.device)
-    return x if width == d else x[..., :d]
+def padded(like: Tensor) -> Tensor:
+    """Return an uninitialised tensor like (B, H, N, d), its rows a multiple of 16 bytes apart."""
+    *outer, d = like.shape
+    if d % 8 == 0:
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
+    return like.new_empty((*outer, -(-d // 8) * 8))[..., :d]
 
 
 counters: dict[tuple[int, int], Tensor] = {}
@@ -222,10 +223,10 @@ def forward(
     q, q_desc = described(q, 64, BLOCK_D)
     k, k_desc = described(k, BLOCK_N, BLOCK_D)
     v, v_desc = described(v, BLOCK_N, BLOCK_D)
-    o, o_desc = described(padded(q.shape, like=q), 64, BLOCK_D)
+    o, o_desc = described(padded(q), 64, BLOCK_D)
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
-    with torch.cuda.device_of(q):  # Triton launches on the current GPU
+    with launching(q):
         launch((q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device)), sizes)
     return o.contiguous()
 
@@ -325,6 +326,7 @@ def launch_backward(
     """
     q, k, v, o, lse, do = tensors
     dtype, device = torch.float32 if wide else q.dtype, q.device
+    contiguous = torch.contiguous_format
     BLOCK_M, sums_D = backward_tile(q.shape[3])
     BLOCK_D = min(sums_D, 128)  # of a descriptor
     # copies where need be; the names keep them until all is launched, as descriptors don't
@@ -335,9 +337,8 @@ def launch_backward(
     kind = q.shape, k.shape, device, causal, seqlens_k is not None, DQ
     strides = o.stride(), do.stride(), lse.stride()
     launches = backward_launches(*kind, *strides)
-    rows = torch.empty(launches.rows, dtype=torch.float32, device=device)
-    sums = torch.empty(launches.sums, dtype=torch.float32, device=device)
-    dk, dv = (torch.empty(k.shape, dtype=dtype, device=device) for _ in range(2))
+    rows, sums = lse.new_empty(launches.rows), lse.new_empty(launches.sums)
+    dk, dv = (torch.empty_like(k, dtype=dtype, memory_format=contiguous) for _ in range(2))
     rows_desc = float32_descriptor(rows.data_ptr(), launches.rows, (1, 1, 2, BLOCK_M))
     sums_in = sums  # for d above 128 threads add to them, not the copy engine
     if sums_D == BLOCK_D:
@@ -347,7 +348,7 @@ def launch_backward(
     launches.main((q_desc, k_desc, v_desc, do_desc, rows_desc, sums_in, dk, dv, seqlens_k, counter))
     if not DQ:
         return None, dk, dv
-    dq = torch.empty(q.shape, dtype=dtype, device=device)
+    dq = torch.empty_like(q, dtype=dtype, memory_format=contiguous)
     launches.postprocess((sums, rows, dq))
     return dq, dk, dv
 
