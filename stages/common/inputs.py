@@ -28,13 +28,13 @@ def check_plain(name: str, x: Any, expected: str) -> None:
     if not isinstance(x, Tensor):
         raise wrong(name, type(x).__name__, expected)
     kind = type(x)
+    own = kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
     # torch's own tensors that stand for another one in a trace have shapes, too, and answers
-    traced = kind.__module__.startswith("torch._subclasses.")
-    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ and not traced:
-        own = f"a {kind.__name__}, which computes in its own way"
-        raise wrong(name, own, f"{expected}: call the stage on the plain tensors in it")
-    got = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").removeprefix("_")
-    if got != "strided":
+    if own and not kind.__module__.startswith("torch._subclasses."):
+        got = f"a {kind.__name__}, which computes in its own way"
+        raise wrong(name, got, f"{expected}: call the stage on the plain tensors in it")
+    if x.is_nested or x.layout != torch.strided:
+        got = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").removeprefix("_")
         raise wrong(name, f"a {got} tensor", f"{expected}, strided: call to_dense()")
     if x.is_meta:
         raise wrong(name, "a tensor on meta, which holds no numbers", expected)

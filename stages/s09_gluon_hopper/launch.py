@@ -337,7 +337,7 @@ def launch_backward(
     kind = q.shape, k.shape, device, causal, seqlens_k is not None, DQ
     strides = o.stride(), do.stride(), lse.stride()
     launches = backward_launches(*kind, *strides)
-    rows, sums = lse.new_empty(launches.rows), lse.new_empty(launches.sums)
+    rows, sums = lse.new_empty(*launches.rows), lse.new_empty(*launches.sums)
     dk, dv = (torch.empty_like(k, dtype=dtype, memory_format=contiguous) for _ in range(2))
     rows_desc = float32_descriptor(rows.data_ptr(), launches.rows, (1, 1, 2, BLOCK_M))
     sums_in = sums  # for d above 128 threads add to them, not the copy engine

@@ -215,6 +215,7 @@ def test_another_gpu_has_a_kernel_of_its_own(kernel):
     for kernel.here.device in (0, 1, 0, 1):
         launch((x, x), (48, 5))
     assert kinds(kernel) == ["found", "found", "kept", "kept"]
+    assert [call[3][0] for call in kernel.calls[2:]] == [(0, 7), (1, 7)]
 
 
 def test_hooks_see_each_launch(kernel):
