@@ -205,8 +205,8 @@ def forward(
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     parts = stats = None
     if splits > 1:  # a buffer for each call: one for all would be written by two streams at once
-        parts = q.new_empty(B, H, Nq, splits, d, dtype=torch.float32)
-        stats = q.new_empty(B, H, Nq, splits, 2, dtype=torch.float32)
+        parts = torch.empty(B, H, Nq, splits, d, dtype=torch.float32, device=q.device)
+        stats = torch.empty(B, H, Nq, splits, 2, dtype=torch.float32, device=q.device)
     qk_scale = d**-0.5 * LOG2_E
 
     def launch(config: dict[str, int], precision: str, splits: int, redo: bool) -> None:

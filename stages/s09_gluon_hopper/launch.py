@@ -77,7 +77,7 @@ def padded(like: Tensor) -> Tensor:
     *outer, d = like.shape
     if d % 8 == 0:
         return torch.empty_like(like, memory_format=torch.contiguous_format)
-    return like.new_empty((*outer, -(-d // 8) * 8))[..., :d]
+    return torch.empty(*outer, -(-d // 8) * 8, dtype=like.dtype, device=like.device)[..., :d]
 
 
 counters: dict[tuple[int, int], Tensor] = {}
@@ -337,7 +337,8 @@ def launch_backward(
     kind = q.shape, k.shape, device, causal, seqlens_k is not None, DQ
     strides = o.stride(), do.stride(), lse.stride()
     launches = backward_launches(*kind, *strides)
-    rows, sums = lse.new_empty(*launches.rows), lse.new_empty(*launches.sums)
+    rows = torch.empty(*launches.rows, dtype=torch.float32, device=device)
+    sums = torch.empty(*launches.sums, dtype=torch.float32, device=device)
     dk, dv = (torch.empty_like(k, dtype=dtype, memory_format=contiguous) for _ in range(2))
     rows_desc = float32_descriptor(rows.data_ptr(), launches.rows, (1, 1, 2, BLOCK_M))
     sums_in = sums  # for d above 128 threads add to them, not the copy engine
