@@ -14,6 +14,7 @@ apart (tests/stages/test_launch.py).
 """
 
 import inspect
+import marshal
 from collections.abc import Callable, Hashable, Sequence
 from itertools import compress
 from typing import Any
@@ -23,6 +24,7 @@ from torch import Tensor
 from stages.common.no_triton import triton
 
 MOST_KEPT = 4096  # launches of a kernel; then all are found anew
+LARGEST = 1 << 31  # ints of 32 bits are below it
 Grid = tuple[int, ...]
 
 
@@ -153,17 +155,16 @@ class Launches:
         self.found: dict[Hashable, Launch] = {}
 
     def kind(self, grid: Grid, numbers: Sequence[Any], options: dict[str, Any]) -> Hashable:
-        """Return what a launch has in common with those that a `Launch` may stand for."""
-        kind = [*grid, *map(type, numbers), *options, *map(type, options.values())]
-        kind += options.values()
-        if not self.has_free:
-            kind += numbers
-            return tuple(kind)
-        kind += compress(numbers, self.specialized)
-        free = [*compress(numbers, self.free)]
-        if min(free) < -(1 << 31) or max(free) >= 1 << 31:
-            kind += free
-        return tuple(kind)
+        """Return what a launch has in common with those that a `Launch` may stand for.
+
+        It is bytes, which differ where values are equal and types aren't: 1, 1.0 and True.
+        """
+        if self.has_free:
+            free = [*compress(numbers, self.free)]
+            if {*map(type, free)} == {int} and min(free) >= -LARGEST and max(free) < LARGEST:
+                numbers = [*compress(numbers, self.specialized)]
+        kind: Any = grid, numbers, options
+        return marshal.dumps(kind, 2)  # in later formats, bytes depend on who else has these
 
 
 launches: dict[int, Launches] = {}  # by the id of a kernel: its own hash takes a lock
