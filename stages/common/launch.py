@@ -16,8 +16,9 @@ apart (tests/stages/test_launch.py).
 import inspect
 import marshal
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -26,6 +27,8 @@ from stages.common.no_triton import triton
 MOST_KEPT = 4096  # launches of a kernel; then all are found anew
 LARGEST = 1 << 31  # ints of 32 bits are below it
 Grid = tuple[int, ...]
+Call = tuple[Callable[..., None], tuple[Any, ...]]  # a function of a stream and of these
+Start = Callable[[list[Any]], Call | None]
 
 
 class Launch:
@@ -44,82 +47,112 @@ class Launch:
     def __init__(self, kernel: Any, grid: Grid, **options: Any) -> None:
         self.kernel, self.grid, self.options = kernel, grid, options
         self.compiles = isinstance(kernel, triton.JITFunction)
-        self.found: dict[Hashable, Any] = {}  # compiled kernels, by the kind of the tensors
+        self.found: dict[Hashable, Start] = {}  # of compiled kernels, by the kind of the tensors
         self.constants: list[Any] = []
 
-    def __call__(self, tensors: Sequence[Any], numbers: Sequence[Any]) -> None:
+    def __call__(self, tensors: Sequence[Any], numbers: Sequence[Any]) -> Call | None:
+        """Launch; return the call that did, or None where Triton did."""
         if not self.compiles or self.kernel.pre_run_hooks:
             self.kernel[self.grid](*tensors, *numbers, **self.options)
-            return
+            return None
         kind, arguments = kind_of_tensors(tensors)
         start = self.found.get(kind)
         if start is not None:
             arguments += numbers
             arguments += self.constants
-            start(arguments)
-            return
+            return start(arguments)
         compiled = self.kernel[self.grid](*tensors, *numbers, **self.options)
         if isinstance(compiled, triton.compiler.CompiledKernel):
             names = self.kernel.arg_names[len(tensors) + len(numbers) :]
             self.constants = [self.options[name] for name in names]
             self.found[kind] = starter(compiled, (*self.grid, 1, 1)[:3])
+        return None
 
 
-def starter(compiled: Any, grid: Grid) -> Callable[[list[Any]], None]:
+def starter(compiled: Any, grid: Grid) -> Start:
     """Return what starts a compiled kernel, given its arguments, on its GPU's current stream.
 
-    It calls the launcher's part in C, as the part in Python does in Triton 3.6 and 3.7. Triton
-    itself starts the kernel where hooks are to see each launch, a profiler's, say; where the kernel
-    needs memory for itself; in other versions; and on another maker's GPU.
+    It calls the launcher's part in C, as the part in Python does. Triton itself starts the kernel
+    where that part isn't known, and where hooks are to see each launch, a profiler's, say.
     """
-    by_triton, run = compiled[grid], compiled.run
-    version = triton.__version__
-    known = version.startswith(("3.6.", "3.7.")) and type(run).__name__ == "CudaLauncher"
-    if not known or run.global_scratch_size or run.profile_scratch_size:
+    by_triton, known = compiled[grid], launcher_in_c(compiled)
+    if known is None:
         return lambda arguments: by_triton(*arguments)
-    hooks, driver = triton.knobs.runtime, triton.runtime.driver
+    launch, how, in_one, descriptors = known
+    launch = partial(launch, *grid)
+    driver = triton.runtime.driver
     device = driver.active.get_current_device()
-    launch, descriptors = run.launch, descriptors_of(compiled)
-    if descriptors:  # below what would encode each of them again
-        launch = inspect.getclosurevars(launch).nonlocals["launcher"]
-    how: tuple[Any, ...] = compiled.function, run.launch_cooperative_grid, run.launch_pdl
-    metadata, no_hooks, no_memory = compiled.packed_metadata, (None,) * 3, (None,) * 2
-    in_one = version.startswith("3.7.")
-    if in_one:
-        how += (metadata, *no_hooks, *no_memory, run.arg_annotations, run.kernel_signature)
-    else:
-        how += (*no_memory, metadata, *no_hooks)
 
-    def start(arguments: list[Any]) -> None:
-        before, after = hooks.launch_enter_hook, hooks.launch_exit_hook
-        if getattr(before, "calls", before) or getattr(after, "calls", after):
+    def start(arguments: list[Any]) -> Call | None:
+        if profiled():
             by_triton(*arguments)
-            return
-        for place, block in descriptors:
-            arguments[place : place + 1] = encoded(arguments[place], block)
-        stream = driver.active.get_current_stream(device)
-        launch(*grid, stream, *how, *([arguments] if in_one else arguments))
+            return None
+        for place, encode in descriptors:
+            x = arguments[place]
+            if not hasattr(x, "encoded"):  # kept there, since its `kind` tells how it is encoded
+                x.encoded = encode(x)
+            arguments[place : place + 1] = x.encoded
+        rest = (*how, arguments) if in_one else (*how, *arguments)
+        launch(driver.active.get_current_stream(device), *rest)
+        return launch, rest
 
     return start
 
 
-def descriptors_of(compiled: Any) -> list[tuple[int, Any]]:
-    """Return which of a kernel's arguments are descriptors, the last first, and of which blocks."""
-    types = enumerate(compiled.src.signature.values())
-    places = [at for at, kind in types if isinstance(kind, str) and kind.startswith("tensordesc")]
-    return [*zip(places, compiled.metadata.tensordesc_meta, strict=True)][::-1] if places else []
+class LauncherInC(NamedTuple):
+    """The part in C of what Triton launches a compiled kernel with, and what it takes.
 
-
-def encoded(descriptor: Any, block: Any) -> list[Any]:
-    """Return the arguments that a descriptor stands for, which it keeps; its `kind` tells `block`.
-
-    Triton would have the driver encode it at each launch.
+    how          after the grid and the stream, and before the kernel's arguments
+    in_one       whether it takes those as one list
+    descriptors  which of them are descriptors, the last first, and what gives the arguments that
+                 one stands for: Triton would have the driver encode it at each launch
     """
-    if not hasattr(descriptor, "encoded"):
-        from triton.backends.nvidia.driver import make_tensordesc_arg
 
-        descriptor.encoded = make_tensordesc_arg(descriptor, block)
-    return descriptor.encoded
+    launch: Callable[..., None]
+    how: tuple[Any, ...]
+    in_one: bool
+    descriptors: Sequence[tuple[int, Callable[[Any], list[Any]]]]
+
+
+def launcher_in_c(compiled: Any) -> LauncherInC | None:
+    """Return a compiled kernel's launcher in C, or None where it isn't known.
+
+    Known are those of Triton 3.6 and 3.7 for Nvidia's GPUs, of kernels that need no memory for
+    themselves. Whatever isn't as it is there makes it unknown: no promise of Triton's holds here.
+    """
+    version = triton.__version__
+    if not version.startswith(("3.6.", "3.7.")) or type(compiled.run).__name__ != "CudaLauncher":
+        return None
+    try:
+        run, metadata = compiled.run, compiled.packed_metadata
+        if run.global_scratch_size or run.profile_scratch_size:
+            return None
+        launch = run.launch
+        descriptors: list[tuple[int, Any]] = []
+        kinds = enumerate(compiled.src.signature.values())
+        if places := [at for at, kind in kinds if str(kind).startswith("tensordesc")]:
+            from triton.backends.nvidia.driver import make_tensordesc_arg
+
+            launch = inspect.getclosurevars(launch).nonlocals["launcher"]  # which encodes nothing
+            blocks = zip(places, compiled.metadata.tensordesc_meta, strict=True)
+            descriptors = [(at, partial(make_tensordesc_arg, metadata=x)) for at, x in blocks][::-1]
+        how: tuple[Any, ...] = compiled.function, run.launch_cooperative_grid, run.launch_pdl
+        no_hooks, no_memory = (None,) * 3, (None,) * 2
+        in_one = version.startswith("3.7.")
+        if in_one:
+            how += metadata, *no_hooks, *no_memory, run.arg_annotations, run.kernel_signature
+        else:
+            how += *no_memory, metadata, *no_hooks
+        return LauncherInC(launch, how, in_one, descriptors)
+    except (AttributeError, ImportError, KeyError, TypeError, ValueError):
+        return None
+
+
+def profiled() -> bool:
+    """Whether hooks of Triton are to see each launch."""
+    hooks = triton.knobs.runtime
+    before, after = hooks.launch_enter_hook, hooks.launch_exit_hook
+    return bool(getattr(before, "calls", before) or getattr(after, "calls", after))
 
 
 def kind_of_tensors(tensors: Sequence[Any]) -> tuple[Hashable, list[Any]]:

@@ -278,9 +278,16 @@ class Utils:
     fill_tma_descriptor_tiled = fill_tma_descriptor  # its name from 3.7 on
 
 
-@needs_triton
-def test_the_launcher_in_c_is_called_as_triton_calls_it(monkeypatch):
-    """But each descriptor is encoded once."""
+class Found(SimpleNamespace):
+    """A compiled kernel, whose grid Triton's own way notes in `by_triton`."""
+
+    def __getitem__(self, grid):
+        return lambda *args: self.by_triton.append((grid, args))
+
+
+@pytest.fixture
+def with_descriptors(monkeypatch):
+    """A compiled kernel of two tensors, descriptors and numbers; `got` is what comes to its C."""
     import triton
     from triton.backends.nvidia.driver import CudaLauncher, wrap_handle_tensordesc
 
@@ -298,25 +305,76 @@ def test_the_launcher_in_c_is_called_as_triton_calls_it(monkeypatch):
         arg_annotations="annotations", kernel_signature="signature",
         launch=wrap_handle_tensordesc(lambda *args: got.append(args), signature, blocks),
     )  # fmt: skip
-
-    class Found(SimpleNamespace):
-        def __getitem__(self, grid):
-            """Triton's own way, which is not taken."""
-
-    compiled = Found(
-        run=run, function="function", packed_metadata="metadata",
+    return Found(
+        run=run, function="function", packed_metadata="metadata", got=got, here=here, by_triton=[],
         src=SimpleNamespace(signature=signature), metadata=SimpleNamespace(tensordesc_meta=blocks),
     )  # fmt: skip
-    start = path.starter(compiled, (3, 2, 1))
+
+
+@needs_triton
+def test_the_launcher_in_c_is_called_as_triton_calls_it(with_descriptors):
+    """But each descriptor is encoded once."""
+    start = path.starter(with_descriptors, (3, 2, 1))
     one, two = descriptors()[1:3]
     arguments = [1024, one, 48, two]
-    run(3, 2, 1, (0, 7), "function", "metadata", None, None, None, *arguments)
+    how = "function", "metadata", None, None, None
+    with_descriptors.run(3, 2, 1, (0, 7), *how, *arguments)
     for _ in range(2):
-        start([*arguments])
+        launch, rest = start([*arguments])
+    launch((0, 7), *rest)  # the call that it returns is the same one
+    got = with_descriptors.got
     in_one = isinstance(got[0][-1], (list, tuple))  # all arguments, from 3.7 on
     want, *ours = ([*args[:-1], *args[-1]] if in_one else [*args] for args in got)
-    assert ours == [want, want]
-    assert len(here.utils.asked) == 4  # by Triton, and once by us
+    assert ours == [want] * 3
+    assert len(with_descriptors.here.utils.asked) == 4  # by Triton, and once by us
+    assert not with_descriptors.by_triton
+
+
+def other_closure(found):
+    launch = found.run.launch
+    found.run.launch = lambda *args: launch(*args)
+
+
+def without(*names):
+    """Take an attribute away, the last of `names`, of what the others lead to."""
+
+    def change(found):
+        *owners, last = names
+        for name in owners:
+            found = getattr(found, name)
+        vars(found).pop(last)
+
+    return change
+
+
+@needs_triton
+@pytest.mark.parametrize("change", [
+    other_closure,
+    lambda found: setattr(found.run, "launch", print),  # in C, with no closure
+    without("run", "launch"), without("run", "launch_pdl"), without("run", "profile_scratch_size"),
+    without("packed_metadata"), without("src", "signature"), without("metadata", "tensordesc_meta"),
+    lambda found: found.metadata.tensordesc_meta.pop(),
+    lambda found: setattr(found.metadata, "tensordesc_meta", None),
+    lambda found: setattr(found, "run", SimpleNamespace(**vars(found.run))),  # another maker's
+])  # fmt: skip
+def test_where_triton_s_insides_are_others_triton_starts_kernels_itself(change, with_descriptors):
+    change(with_descriptors)
+    start = path.starter(with_descriptors, (3, 2, 1))
+    arguments = [1024, *descriptors()[1:2], 48, *descriptors()[2:3]]
+    assert start([*arguments]) is None
+    assert with_descriptors.by_triton == [((3, 2, 1), tuple(arguments))]
+    assert not with_descriptors.got
+
+
+@needs_triton
+def test_where_triton_encodes_descriptors_elsewhere_it_starts_kernels_itself(
+    with_descriptors, monkeypatch
+):
+    from triton.backends.nvidia import driver
+
+    monkeypatch.delattr(driver, "make_tensordesc_arg")
+    assert path.starter(with_descriptors, (3, 2, 1))([1, 2, 3, 4]) is None
+    assert with_descriptors.by_triton == [((3, 2, 1), (1, 2, 3, 4))]
 
 
 def test_it_is_the_stream_that_is_current_at_the_launch(kernel):
