@@ -5,6 +5,7 @@
     fast_launch(kernel, grid, tensors, numbers, **options)      the same, and the compiled kernel is
                                                                 kept for the next call of its kind
     Launch(kernel, grid, **options)(tensors, numbers)           a kind that the caller keeps
+    launch_and_keep(key, steps), launch_again(key)              several, whose arguments are kept
 
 Triton compiles a kernel anew for arguments of another kind: another dtype, an address that is a
 multiple of 16 or is none, a number that is 1, or a multiple of 16, or takes 64 bits. To find out
@@ -220,3 +221,36 @@ def fast_launch(
             known.found.clear()
         launch = known.found[kind] = Launch(kernel, grid, **options)
     launch(tensors, numbers)
+
+
+Step = tuple[Launch, Sequence[Any], Sequence[Any]]  # its tensors and its numbers
+# by key: the hooks of each kernel, of which there are mostly none, and the calls
+kept: dict[Hashable, tuple[list[Any], list[Call]]] = {}
+
+
+def launch_and_keep(key: Hashable, steps: Sequence[Step]) -> None:
+    """Launch in turn, and keep the calls for `launch_again`.
+
+    key  tells apart all that the arguments depend on, addresses, too; with None nothing is kept
+    """
+    done = [launch(tensors, numbers) for launch, tensors, numbers in steps]
+    calls = [call for call in done if call is not None]
+    if key is not None and len(calls) == len(steps):
+        if len(kept) == MOST_KEPT:
+            kept.clear()
+        kept[key] = [launch.kernel.pre_run_hooks for launch, *_ in steps], calls
+
+
+def launch_again(key: Hashable) -> bool:
+    """Do the calls that are kept for `key` again; False where none are, or hooks are to see them.
+
+    Addresses recur: a step of training often has its tensors where the step before it had them.
+    """
+    hooks, calls = kept.get(key, ((), ()))
+    if not calls or any(hooks) or profiled():
+        return False
+    active = triton.runtime.driver.active
+    stream = active.get_current_stream(active.get_current_device())
+    for launch, rest in calls:
+        launch(stream, *rest)
+    return True

@@ -404,3 +404,57 @@ def test_only_so_many_launches_are_kept(kernel, monkeypatch):
     for n in (1, 2, 3, 3, 4, 4, 1):
         fast_launch(kernel, (3,), (x, x), (n, 5), A=1, B=2)
     assert kinds(kernel) == ["found", "found", "found", "kept", "found", "kept", "found"]
+
+
+def steps_of(launches):
+    _, x, *_ = tensors()
+    return [(launch, (x, None), (48, 5)) for launch in launches]
+
+
+@pytest.fixture
+def two(kernel, monkeypatch):
+    """Two launches of one kernel, of other grids, both found."""
+    monkeypatch.setattr(path, "kept", {})
+    launches = [Launch(kernel, (n,), A=1, B=2) for n in (3, 4)]
+    path.launch_and_keep("found by Triton", steps_of(launches))
+    assert kinds(kernel) == ["found"] * 2
+    assert not path.launch_again("found by Triton")
+    kernel.calls.clear()
+    return launches
+
+
+def test_launches_are_done_again_as_they_were_but_on_the_current_stream(kernel, two):
+    path.launch_and_keep("key", steps_of(two))
+    assert not path.launch_again("another")
+    kernel.here.stream = 8
+    assert path.launch_again("key")
+    before, after = kernel.calls[:2], kernel.calls[2:]
+    assert [call[:3] for call in after] == [call[:3] for call in before]
+    assert [call[3] for call in before] == [((0, 7), *how[1:]) for *_, how in after]
+    assert [call[3][0] for call in after] == [(0, 8)] * 2
+
+
+@pytest.mark.parametrize("hooked", ["kernel", "launch_enter_hook", "launch_exit_hook"])
+def test_what_hooks_are_to_see_is_not_done_again(kernel, two, hooked):
+    path.launch_and_keep("key", steps_of(two))
+    hooks = path.triton.knobs.runtime
+    hooks = kernel.pre_run_hooks if hooked == "kernel" else getattr(hooks, hooked).calls
+    hooks.append(print)
+    assert not path.launch_again("key")
+    hooks.clear()
+    assert path.launch_again("key")
+
+
+def test_nothing_is_kept_without_a_key_or_of_what_triton_launched(kernel, two):
+    path.launch_and_keep(None, steps_of(two))
+    assert not path.launch_again(None)
+    path.launch_and_keep("key", steps_of([two[0], Launch(kernel, (5,), A=1, B=2)]))
+    assert kinds(kernel) == ["kept", "kept", "kept", "found"]
+    assert not path.launch_again("key")
+
+
+def test_only_so_much_is_kept(kernel, two, monkeypatch):
+    monkeypatch.setattr(path, "MOST_KEPT", 3)
+    for key in range(5):
+        path.launch_and_keep(key, steps_of(two))
+    assert [path.launch_again(key) for key in range(5)] == [False] * 3 + [True] * 2
