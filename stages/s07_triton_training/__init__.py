@@ -181,16 +181,18 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> Any:
-        *kept, seqlens_k = ctx.saved_tensors  # q, k, v, o, lse
-        passes, causal, wanted = ctx.passes, ctx.causal, ctx.needs_input_grad[1:4]
+        q, k, v, o, lse, seqlens_k = ctx.saved_tensors
+        tensors = q, k, v, o, lse, do
+        options = ctx.causal, seqlens_k, ctx.needs_input_grad[1:4]
+        passes = ctx.passes
 
-        def run(do: Tensor, *kept: Tensor) -> Any:
-            return passes.backward(*kept, do, causal, seqlens_k, wanted)
+        def run(*tensors: Tensor) -> Any:
+            return passes.backward(*tensors, *options)
 
-        if torch.is_grad_enabled() or transformed(do, *kept):
-            gradients = FirstDerivative.apply(passes.stage, run, do, *kept)
+        if torch.is_grad_enabled() or transformed(*tensors):
+            gradients = FirstDerivative.apply(passes.stage, run, *tensors)
         else:  # nothing will go back through it
-            gradients = run(do, *kept)
+            gradients = run(*tensors)
         return None, *gradients, None, None
 
 
