@@ -188,7 +188,7 @@ def call_of(q: Any, k: Any, v: Any, causal: bool, seqlens_k: Tensor | None) -> C
         few=q.shape[2] <= FEW and q.shape[2] < k.shape[2],
         idle=leaves_idle(q, k),
         many=max(q.shape[0], q.shape[1]) > MAX_GRID,
-        transformed=not torch.compiler.is_compiling() and any(map(transformed, tensors)),
+        transformed=not torch.compiler.is_compiling() and transformed(*tensors),
     )
 
 

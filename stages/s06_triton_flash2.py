@@ -255,7 +255,7 @@ def forward(
     """
     B, H, Nq, d = q.shape
     Hk, Nk = k.shape[1:3]
-    o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
     precision, card = input_precision(q), card_of(q.device)
     q, k, v = loadable(q), loadable(k), loadable(v)
     if seqlens_k is not None:

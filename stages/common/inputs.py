@@ -28,13 +28,13 @@ def check_plain(name: str, x: Any, expected: str) -> None:
     if not isinstance(x, Tensor):
         raise wrong(name, type(x).__name__, expected)
     kind = type(x)
+    own = kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
     # torch's own tensors that stand for another one in a trace have shapes, too, and answers
-    traced = kind.__module__.startswith("torch._subclasses.")
-    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ and not traced:
-        own = f"a {kind.__name__}, which computes in its own way"
-        raise wrong(name, own, f"{expected}: call the stage on the plain tensors in it")
-    got = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").removeprefix("_")
-    if got != "strided":
+    if own and not kind.__module__.startswith("torch._subclasses."):
+        got = f"a {kind.__name__}, which computes in its own way"
+        raise wrong(name, got, f"{expected}: call the stage on the plain tensors in it")
+    if x.is_nested or x.layout != torch.strided:
+        got = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").removeprefix("_")
         raise wrong(name, f"a {got} tensor", f"{expected}, strided: call to_dense()")
     if x.is_meta:
         raise wrong(name, "a tensor on meta, which holds no numbers", expected)
@@ -43,14 +43,14 @@ def check_plain(name: str, x: Any, expected: str) -> None:
 PLAIN = (Tensor, torch.nn.Parameter)  # what a tensor of these types is like tells all
 
 
-def transformed(x: Tensor) -> bool:
-    """Whether torch.func or forward-mode differentiation is transforming `x`."""
-    if is_functorch_wrapped_tensor(x):
+def transformed(*tensors: Tensor) -> bool:
+    """Whether torch.func or forward-mode differentiation is transforming any of `tensors`."""
+    if any(map(is_functorch_wrapped_tensor, tensors)):
         return True
     # no level is entered, mostly; torch 2.6 to 2.14 know it by this name
     if getattr(forward_ad, "_current_level", 0) < 0:
         return False
-    return forward_ad.unpack_dual(x).tangent is not None
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def unavailable(stage: Stage, reason: str) -> StageUnavailable:
@@ -74,32 +74,34 @@ def check_inputs(
     that has passed passes at once.
     """
     kind = kind_of(stage, q, k, v, causal, seqlens_k)
-    if kind not in passed:
+    if kind is None or kind not in passed:
         check_each(stage, q, k, v, causal, seqlens_k)
         if len(passed) == MOST_KEPT:
             passed.clear()
-        passed[kind] = stage
+        if kind is not None:
+            passed[kind] = stage
 
 
 MOST_KEPT = 4096
 passed: dict[Any, Stage] = {}  # kinds of input; the stage is kept, so that no other gets its id
 
 
-def kind_of(stage: Stage, q: Any, k: Any, v: Any, causal: Any, seqlens_k: Any) -> tuple[Any, ...]:
-    """Return all that `check_each` looks at; an object() is like nothing else, so it looks again.
+def kind_of(
+    stage: Stage, q: Any, k: Any, v: Any, causal: Any, seqlens_k: Any
+) -> tuple[Any, ...] | None:
+    """Return all that `check_each` looks at; None where it has to look each time.
 
-    It does where the answer isn't in what a tensor is like: in transformed ones, for stages that
+    It has where the answer isn't in what a tensor is like: in transformed ones, for stages that
     refuse those, and in lengths on a CPU, whose values it reads.
     """
-    kinds: list[Any] = [id(stage), causal if isinstance(causal, bool) else object()]
-    for x in (q, k, v):
-        plain = type(x) in PLAIN and not x.is_nested and (stage.gradients or not transformed(x))
-        kinds += (x.shape, x.dtype, x.device, x.layout) if plain else (object(),)
-    if seqlens_k is not None:
-        x = seqlens_k
-        plain = type(x) in PLAIN and x.is_cuda and not x.is_nested
-        kinds += (x.shape, x.dtype, x.device, x.layout) if plain else (object(),)
-    return tuple(kinds)
+    kind = [id(stage), causal]
+    for x in (q, k, v) if seqlens_k is None else (q, k, v, seqlens_k):
+        if type(x) not in PLAIN or x.is_nested:
+            return None
+        kind += x.shape, x.dtype, x.device, x.layout
+    if not isinstance(causal, bool) or (seqlens_k is not None and not seqlens_k.is_cuda):
+        return None
+    return tuple(kind) if stage.gradients or not transformed(q, k, v) else None
 
 
 def check_each(

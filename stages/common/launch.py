@@ -5,6 +5,7 @@
     fast_launch(kernel, grid, tensors, numbers, **options)      the same, and the compiled kernel is
                                                                 kept for the next call of its kind
     Launch(kernel, grid, **options)(tensors, numbers)           a kind that the caller keeps
+    launch_and_keep(key, steps), launch_again(key)              several, whose arguments are kept
 
 Triton compiles a kernel anew for arguments of another kind: another dtype, an address that is a
 multiple of 16 or is none, a number that is 1, or a multiple of 16, or takes 64 bits. To find out
@@ -13,16 +14,22 @@ kernel doesn't specialize on it and it fits 32 bits. So launches that Triton tel
 apart (tests/stages/test_launch.py).
 """
 
+import inspect
+import marshal
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from stages.common.no_triton import triton
 
 MOST_KEPT = 4096  # launches of a kernel; then all are found anew
+LARGEST = 1 << 31  # ints of 32 bits are below it
 Grid = tuple[int, ...]
+Call = tuple[Callable[..., None], tuple[Any, ...]]  # a function of a stream and of these
+Start = Callable[[list[Any]], Call | None]
 
 
 class Launch:
@@ -41,47 +48,112 @@ class Launch:
     def __init__(self, kernel: Any, grid: Grid, **options: Any) -> None:
         self.kernel, self.grid, self.options = kernel, grid, options
         self.compiles = isinstance(kernel, triton.JITFunction)
-        self.found: dict[Hashable, Any] = {}  # compiled kernels, by the kind of the tensors
+        self.found: dict[Hashable, Start] = {}  # of compiled kernels, by the kind of the tensors
         self.constants: list[Any] = []
 
-    def __call__(self, tensors: Sequence[Any], numbers: Sequence[Any]) -> None:
+    def __call__(self, tensors: Sequence[Any], numbers: Sequence[Any]) -> Call | None:
+        """Launch; return the call that did, or None where Triton did."""
         if not self.compiles or self.kernel.pre_run_hooks:
             self.kernel[self.grid](*tensors, *numbers, **self.options)
-            return
-        kind, addresses = kind_of_tensors(tensors)
-        run = self.found.get(kind)
-        if run is not None:
-            run(*addresses, *numbers, *self.constants)
-            return
+            return None
+        kind, arguments = kind_of_tensors(tensors)
+        start = self.found.get(kind)
+        if start is not None:
+            arguments += numbers
+            arguments += self.constants
+            return start(arguments)
         compiled = self.kernel[self.grid](*tensors, *numbers, **self.options)
         if isinstance(compiled, triton.compiler.CompiledKernel):
             names = self.kernel.arg_names[len(tensors) + len(numbers) :]
             self.constants = [self.options[name] for name in names]
             self.found[kind] = starter(compiled, (*self.grid, 1, 1)[:3])
+        return None
 
 
-def starter(compiled: Any, grid: Grid) -> Callable[..., None]:
-    """Return what starts a compiled kernel, given its arguments, on the current stream.
+def starter(compiled: Any, grid: Grid) -> Start:
+    """Return what starts a compiled kernel, given its arguments, on its GPU's current stream.
 
-    It calls the kernel's launcher as Triton 3.6 and 3.7 do. Triton itself starts it where hooks are
-    to see each launch, a profiler's, say, and in other versions.
+    It calls the launcher's part in C, as the part in Python does. Triton itself starts the kernel
+    where that part isn't known, and where hooks are to see each launch, a profiler's, say.
     """
-    by_triton = compiled[grid]
-    if not triton.__version__.startswith(("3.6.", "3.7.")):
-        return by_triton
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    hooks, driver = triton.knobs.runtime, triton.runtime.driver
+    by_triton, known = compiled[grid], launcher_in_c(compiled)
+    if known is None:
+        return lambda arguments: by_triton(*arguments)
+    launch, how, in_one, descriptors = known
+    launch = partial(launch, *grid)
+    driver = triton.runtime.driver
+    device = driver.active.get_current_device()
 
-    def start(*arguments: Any) -> None:
-        before, after = hooks.launch_enter_hook, hooks.launch_exit_hook
-        if getattr(before, "calls", before) or getattr(after, "calls", after):
+    def start(arguments: list[Any]) -> Call | None:
+        if profiled():
             by_triton(*arguments)
-            return
-        active = driver.active
-        stream = active.get_current_stream(active.get_current_device())
-        run(*grid, stream, function, metadata, None, None, None, *arguments)
+            return None
+        for place, encode in descriptors:
+            x = arguments[place]
+            if not hasattr(x, "encoded"):  # kept there, since its `kind` tells how it is encoded
+                x.encoded = encode(x)
+            arguments[place : place + 1] = x.encoded
+        rest = (*how, arguments) if in_one else (*how, *arguments)
+        launch(driver.active.get_current_stream(device), *rest)
+        return launch, rest
 
     return start
+
+
+class LauncherInC(NamedTuple):
+    """The part in C of what Triton launches a compiled kernel with, and what it takes.
+
+    how          after the grid and the stream, and before the kernel's arguments
+    in_one       whether it takes those as one list
+    descriptors  which of them are descriptors, the last first, and what gives the arguments that
+                 one stands for: Triton would have the driver encode it at each launch
+    """
+
+    launch: Callable[..., None]
+    how: tuple[Any, ...]
+    in_one: bool
+    descriptors: Sequence[tuple[int, Callable[[Any], list[Any]]]]
+
+
+def launcher_in_c(compiled: Any) -> LauncherInC | None:
+    """Return a compiled kernel's launcher in C, or None where it isn't known.
+
+    Known are those of Triton 3.6 and 3.7 for Nvidia's GPUs, of kernels that need no memory for
+    themselves. Whatever isn't as it is there makes it unknown: no promise of Triton's holds here.
+    """
+    version = triton.__version__
+    if not version.startswith(("3.6.", "3.7.")) or type(compiled.run).__name__ != "CudaLauncher":
+        return None
+    try:
+        run, metadata = compiled.run, compiled.packed_metadata
+        if run.global_scratch_size or run.profile_scratch_size:
+            return None
+        launch = run.launch
+        descriptors: list[tuple[int, Any]] = []
+        kinds = enumerate(compiled.src.signature.values())
+        if places := [at for at, kind in kinds if str(kind).startswith("tensordesc")]:
+            from triton.backends.nvidia.driver import make_tensordesc_arg
+
+            launch = inspect.getclosurevars(launch).nonlocals["launcher"]  # which encodes nothing
+            blocks = zip(places, compiled.metadata.tensordesc_meta, strict=True)
+            descriptors = [(at, partial(make_tensordesc_arg, metadata=x)) for at, x in blocks][::-1]
+        how: tuple[Any, ...] = compiled.function, run.launch_cooperative_grid, run.launch_pdl
+        no_hooks, no_memory = (None,) * 3, (None,) * 2
+        in_one = version.startswith("3.7.")
+        if in_one:
+            how += metadata, *no_hooks, *no_memory, run.arg_annotations, run.kernel_signature
+        else:
+            how += *no_memory, metadata, *no_hooks
+        return LauncherInC(launch, how, in_one, descriptors)
+    except (AttributeError, ImportError, KeyError, TypeError, ValueError):
+        return None
+
+
+def profiled() -> bool:
+    """Whether hooks of Triton are to see each launch."""
+    hooks = triton.knobs.runtime
+    before, after = hooks.launch_enter_hook, hooks.launch_exit_hook
+    return bool(getattr(before, "calls", before) or getattr(after, "calls", after))
 
 
 def kind_of_tensors(tensors: Sequence[Any]) -> tuple[Hashable, list[Any]]:
@@ -90,14 +162,17 @@ def kind_of_tensors(tensors: Sequence[Any]) -> tuple[Hashable, list[Any]]:
     Of a tensor its launcher would ask the driver where it lies. A compiled kernel is of one GPU.
     """
     kind: list[Hashable] = [triton.runtime.driver.active.get_current_device()]
-    addresses = []
+    addresses: list[Any] = []
     for x in tensors:
-        if isinstance(x, Tensor):
+        if x is None:
+            kind.append(None)
+            addresses.append(None)
+        elif isinstance(x, Tensor):
             address = x.data_ptr()
-            kind += x.dtype, address % 16 == 0
+            kind.append((x.dtype, address % 16 == 0))
             addresses.append(address)
         else:
-            kind.append(None if x is None else x.kind)
+            kind.append(x.kind)
             addresses.append(x)
     return tuple(kind), addresses
 
@@ -114,17 +189,16 @@ class Launches:
         self.found: dict[Hashable, Launch] = {}
 
     def kind(self, grid: Grid, numbers: Sequence[Any], options: dict[str, Any]) -> Hashable:
-        """Return what a launch has in common with those that a `Launch` may stand for."""
-        kind = [*grid, *map(type, numbers), *options, *map(type, options.values())]
-        kind += options.values()
-        if not self.has_free:
-            kind += numbers
-            return tuple(kind)
-        kind += compress(numbers, self.specialized)
-        free = [*compress(numbers, self.free)]
-        if min(free) < -(1 << 31) or max(free) >= 1 << 31:
-            kind += free
-        return tuple(kind)
+        """Return what a launch has in common with those that a `Launch` may stand for.
+
+        It is bytes, which differ where values are equal and types aren't: 1, 1.0 and True.
+        """
+        if self.has_free:
+            free = [*compress(numbers, self.free)]
+            if {*map(type, free)} == {int} and min(free) >= -LARGEST and max(free) < LARGEST:
+                numbers = [*compress(numbers, self.specialized)]
+        kind: Any = grid, numbers, options
+        return marshal.dumps(kind, 2)  # in later formats, bytes depend on who else has these
 
 
 launches: dict[int, Launches] = {}  # by the id of a kernel: its own hash takes a lock
@@ -147,3 +221,36 @@ def fast_launch(
             known.found.clear()
         launch = known.found[kind] = Launch(kernel, grid, **options)
     launch(tensors, numbers)
+
+
+Step = tuple[Launch, Sequence[Any], Sequence[Any]]  # its tensors and its numbers
+# by key: the hooks of each kernel, of which there are mostly none, and the calls
+kept: dict[Hashable, tuple[list[Any], list[Call]]] = {}
+
+
+def launch_and_keep(key: Hashable, steps: Sequence[Step]) -> None:
+    """Launch in turn, and keep the calls for `launch_again`.
+
+    key  tells apart all that the arguments depend on, addresses, too; with None nothing is kept
+    """
+    done = [launch(tensors, numbers) for launch, tensors, numbers in steps]
+    calls = [call for call in done if call is not None]
+    if key is not None and len(calls) == len(steps):
+        if len(kept) == MOST_KEPT:
+            kept.clear()
+        kept[key] = [launch.kernel.pre_run_hooks for launch, *_ in steps], calls
+
+
+def launch_again(key: Hashable) -> bool:
+    """Do the calls that are kept for `key` again; False where none are, or hooks are to see them.
+
+    Addresses recur: a step of training often has its tensors where the step before it had them.
+    """
+    hooks, calls = kept.get(key, ((), ()))
+    if not calls or any(hooks) or profiled():
+        return False
+    active = triton.runtime.driver.active
+    stream = active.get_current_stream(active.get_current_device())
+    for launch, rest in calls:
+        launch(stream, *rest)
+    return True

@@ -37,11 +37,14 @@ def interpreting() -> bool:
 
 
 _interpreter = threading.RLock()  # Triton's interpreter patches triton.language while it runs
+_here = contextlib.nullcontext()
 
 
 def launching(x: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """Where kernels on `x` may be launched: on its GPU; interpreted, by one thread at a time."""
-    return torch.cuda.device_of(x) if x.is_cuda else _interpreter
+    if not x.is_cuda:
+        return _interpreter
+    return _here if x.get_device() == torch.cuda.current_device() else torch.cuda.device_of(x)
 
 
 def why_no_gpu() -> str | None:

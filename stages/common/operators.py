@@ -38,7 +38,7 @@ class Passes(NamedTuple):
 
     def forward_with_lse(self, q: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
         """The output, and lse (B, H, Nq) float32 in base 2."""
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        lse = torch.empty(*q.shape[:3], dtype=torch.float32, device=q.device)
         return self.forward(q, *inputs, lse=lse), lse
 
 

@@ -24,6 +24,7 @@ Read on in kernels.py, then come back for the two passes and the node of torch's
 Still hurts: with few query rows, or one head, most of the GPU is idle. Stage 8 goes on.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -77,9 +78,7 @@ def launch(
     scale = d**-0.5
     precision, card = input_precision(q), card_of(q.device)
     kind = precision, d, causal
-    delta, checked = (
-        torch.empty((B, H, Nq), dtype=torch.float32, device=q.device) for _ in range(2)
-    )
+    delta, checked = torch.empty_like(lse), torch.empty_like(lse)
     for_keys = candidates("dk_dv_kernel", d, q.dtype, precision, card)
     for_rows = candidates("dq_kernel", d, q.dtype, precision, card)
     BLOCK_D = for_rows[0]["BLOCK_D"]
@@ -88,10 +87,13 @@ def launch(
         (*o.stride(), *do.stride(), Nq, d), BLOCK_M=64, BLOCK_D=BLOCK_D,
     )  # fmt: skip
     lse = checked
+    dtype = torch.float32 if wide else q.dtype
+    empty_like = functools.partial(
+        torch.empty_like, dtype=dtype, memory_format=torch.contiguous_format
+    )
     dq = dk = dv = None
     if wanted[1] or wanted[2]:
-        dk = torch.empty(k.shape, dtype=torch.float32 if wide else k.dtype, device=k.device)
-        dv = torch.empty(v.shape, dtype=torch.float32 if wide else v.dtype, device=v.device)
+        dk, dv = empty_like(k), empty_like(v)
 
         def launch_keys(
             config: tuner.Config, precision: str = precision, redo: bool = False
@@ -115,7 +117,7 @@ def launch(
             config = candidates("dk_dv_kernel", d, q.dtype, "ieee", card)[0]
             launch_keys(config, "ieee", redo=True)
     if wanted[0]:
-        dq = torch.empty(q.shape, dtype=torch.float32 if wide else q.dtype, device=q.device)
+        dq = empty_like(q)
 
         def launch_rows(
             config: tuner.Config, precision: str = precision, redo: bool = False
@@ -179,16 +181,18 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> Any:
-        *kept, seqlens_k = ctx.saved_tensors  # q, k, v, o, lse
-        passes, causal, wanted = ctx.passes, ctx.causal, ctx.needs_input_grad[1:4]
+        q, k, v, o, lse, seqlens_k = ctx.saved_tensors
+        tensors = q, k, v, o, lse, do
+        options = ctx.causal, seqlens_k, ctx.needs_input_grad[1:4]
+        passes = ctx.passes
 
-        def run(do: Tensor, *kept: Tensor) -> Any:
-            return passes.backward(*kept, do, causal, seqlens_k, wanted)
+        def run(*tensors: Tensor) -> Any:
+            return passes.backward(*tensors, *options)
 
-        if torch.is_grad_enabled() or any(map(transformed, (do, *kept))):
-            gradients = FirstDerivative.apply(passes.stage, run, do, *kept)
+        if torch.is_grad_enabled() or transformed(*tensors):
+            gradients = FirstDerivative.apply(passes.stage, run, *tensors)
         else:  # nothing will go back through it
-            gradients = run(do, *kept)
+            gradients = run(*tensors)
         return None, *gradients, None, None
 
 
@@ -207,6 +211,6 @@ def attend(
     """
     q, k, v = autocast(q, k, v)
     check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
-    if operators.wanted_of(q, k, v) or any(map(transformed, (q, k, v))):
+    if operators.wanted_of(q, k, v) or transformed(q, k, v):
         return Attention.apply(PASSES, q, k, v, causal, seqlens_k)
     return flash2_forward(q, k, v, causal, seqlens_k)

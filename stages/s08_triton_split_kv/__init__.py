@@ -202,11 +202,11 @@ def forward(
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
     keys = Nk if longest is None else longest
     splits, config = plan(q, Hk, keys, splits, config, paged=table is not None)
-    o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
     parts = stats = None
     if splits > 1:  # a buffer for each call: one for all would be written by two streams at once
-        parts = torch.empty((B, H, Nq, splits, d), dtype=torch.float32, device=q.device)
-        stats = torch.empty((B, H, Nq, splits, 2), dtype=torch.float32, device=q.device)
+        parts = torch.empty(B, H, Nq, splits, d, dtype=torch.float32, device=q.device)
+        stats = torch.empty(B, H, Nq, splits, 2, dtype=torch.float32, device=q.device)
     qk_scale = d**-0.5 * LOG2_E
 
     def launch(config: dict[str, int], precision: str, splits: int, redo: bool) -> None:

@@ -423,16 +423,16 @@ class PagedCache:
 
     def check_queries(self, q: Tensor, batch: int) -> None:
         """Raise ValueError unless q (batch, H, Nq, d) fits the cache."""
-        Hk, d = self.k.shape[1], self.k.shape[3]
         check_plain("q", q, "a torch.Tensor (B, H, Nq, d)")
         if q.ndim != 4:
             raise wrong("q", f"shape {tuple(q.shape)}", "a torch.Tensor (B, H, Nq, d)")
-        if q.shape[0] != batch:
-            raise wrong("q", f"batch B = {q.shape[0]}", f"one for each of {batch}")
-        if q.shape[3] != d:
-            raise wrong("q", f"head dimension d = {q.shape[3]}", f"the cache's {d}")
-        if q.shape[1] % Hk or not q.shape[1]:
-            raise wrong("q", f"{q.shape[1]} heads", f"a multiple of the cache's {Hk}")
+        (B, H, _, d), (_, Hk, _, cache_d) = q.shape, self.k.shape
+        if batch != B:
+            raise wrong("q", f"batch B = {B}", f"one for each of {batch}")
+        if d != cache_d:
+            raise wrong("q", f"head dimension d = {d}", f"the cache's {cache_d}")
+        if H % Hk or not H:
+            raise wrong("q", f"{H} heads", f"a multiple of the cache's {Hk}")
         self.check_kind("q", q)
 
     def check_kind(self, name: str, x: Tensor) -> None:

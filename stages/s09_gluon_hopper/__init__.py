@@ -86,6 +86,6 @@ def attend(
     """
     q, k, v = autocast(q, k, v)
     check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
-    if operators.wanted_of(q, k, v) or any(map(transformed, (q, k, v))):
+    if operators.wanted_of(q, k, v) or transformed(q, k, v):
         return Attention.apply(PASSES, q, k, v, causal, seqlens_k)
     return launch.forward(q, k, v, causal, seqlens_k)

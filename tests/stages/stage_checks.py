@@ -4,6 +4,7 @@ import gc
 import math
 import sys
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -97,12 +98,12 @@ def in_nan(x, order=(0, 1, 2, 3), steps=(1, 1, 1, 1)):
 
 @contextmanager
 def guarded_outputs(whole=False):
-    """torch.empty gives NaN, with a margin around it; what is written into the margin shows.
+    """An empty tensor is of NaN, with a margin around it; what is written into the margin shows.
 
     And what is not written, if all of it has to be (`whole`). Gives the list of the shapes that
-    were asked for. An output made by other means is not looked after.
+    were asked for, of torch.empty or empty_like. An output made by other means is not looked after.
     """
-    plain, margins, made, asked = torch.empty, [], [], []
+    margins, made, asked = [], [], []
 
     def empty(*size, dtype=None, device=None):
         shape = torch.Size(*size) if isinstance(size[0], (tuple, list)) else torch.Size(size)
@@ -116,11 +117,11 @@ def guarded_outputs(whole=False):
         made.append(storage[MARGIN : MARGIN + size].fill_(inside).view(shape))
         return made[-1]
 
-    torch.empty = empty
-    try:
+    def empty_like(x, dtype=None, memory_format=None):
+        return empty(x.shape, dtype=dtype or x.dtype, device=x.device)
+
+    with patch.object(torch, "empty", empty), patch.object(torch, "empty_like", empty_like):
         yield asked
-    finally:
-        torch.empty = plain
     for margin, around in margins:
         assert (margin == around).all(), "the stage wrote outside its output"
     assert not whole or not any(x.isnan().any() for x in made), "an output was not written whole"

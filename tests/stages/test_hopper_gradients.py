@@ -189,6 +189,28 @@ def test_copies_live_until_every_kernel_is_launched(monkeypatch):
     assert not any(copy is None for kept in alive for copy in kept)
 
 
+@pytest.mark.parametrize("copied", [None, 0, 1, 2, 5])
+@pytest.mark.parametrize("look", [lambda x: x[..., ::2], lambda x: torch._neg_view(x[..., :64])])
+def test_what_is_launched_with_a_copy_is_not_kept(copied, look, monkeypatch):
+    """The copy's address is not in the key."""
+    q, k, v, do = normal((1, 2, 70, 130, 128), 0, torch.float16)
+    tensors = [*(x[..., :64] for x in (q, k, v, q)), torch.zeros((1, 2, 70)), do[..., :64]]
+    if copied is not None:
+        tensors[copied] = look((q, k, v, None, None, do)[copied])
+    launched = Launched(monkeypatch)
+    keys, keep = [], hopper_launch.launch_and_keep
+    monkeypatch.setattr(
+        hopper_launch, "launch_and_keep", lambda key, steps: keys.append(key) or keep(key, steps)
+    )
+    hopper_launch.launch_backward(tuple(tensors), False, None, True)
+    assert [key is None for key in keys] == [copied is not None]
+    given = launched.calls["preprocess_kernel"]
+    steps = [given[f"stride_do{axis}"] for axis in "bhmd"]
+    assert torch.equal(given["do_ptr"], tensors[5])
+    assert not given["do_ptr"].is_neg()
+    assert list(given["do_ptr"].stride()) == steps
+
+
 @pytest.mark.parametrize("wanted", [(True, True, True), (False, True, True)])
 def test_dq_is_stage_7s_where_its_bits_must_not_differ(wanted, monkeypatch):
     q, k, v, do = normal((1, 2, 7, 9, 8), 0, torch.float16)

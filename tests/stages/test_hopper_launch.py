@@ -1,5 +1,6 @@
 """What stage 9 keeps between calls: the copy engine's descriptors, tile counters."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -69,3 +70,59 @@ def test_launches_that_may_overlap_have_tile_counters_of_their_own(capturing, mo
     assert (again is first) is not capturing
     assert first.data_ptr() != other.data_ptr()
     assert first.tolist() == other.tolist() == [0]
+
+
+def other_step(x):
+    return x.as_strided(x.shape, (x.stride(0) - 8, *x.stride()[1:]))
+
+
+PLACES = [torch.zeros(1 << 19, dtype=torch.uint8) for _ in range(2)]
+
+
+def launched_again(monkeypatch, tensors, options, moved=None):
+    """The key that gradients are asked for by; of all that is allocated, one is elsewhere."""
+    place = itertools.count()
+
+    def empty(*shape, dtype, device):
+        size = torch.Size(shape).numel() * dtype.itemsize
+        return PLACES[next(place) == moved][:size].view(dtype).view(shape)
+
+    keys = []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", empty)
+        patch.setattr(
+            torch, "empty_like", lambda x, dtype, **_: empty(*x.shape, dtype=dtype, device=None)
+        )
+        patch.setattr(
+            hopper_launch, "counter_of", lambda device: empty(1, dtype=torch.int32, device=None)
+        )
+        patch.setattr(hopper_launch, "multiprocessors", lambda device: 3)
+        patch.setattr(hopper_launch, "launch_again", lambda key: keys.append(key) or True)
+        hopper_launch.launch_backward(tuple(tensors), **options)
+    return keys[0]
+
+
+@gluon
+def test_what_is_launched_again_is_told_apart_by_all_that_it_depends_on(monkeypatch):
+    q, k, v, o, do = (torch.zeros(2, 4, 96, 64).half() for _ in range(5))
+    usual = q, k, v, o, torch.zeros(2, 4, 96), do
+    plain = {"causal": False, "seqlens_k": None, "DQ": True, "wide": False}
+    lengths = [torch.zeros(2, dtype=torch.int32) for _ in range(2)]
+    options = [
+        ("causal", True),
+        ("DQ", False),
+        ("wide", True),
+        *(("seqlens_k", x) for x in lengths),
+    ]
+    changes = [{1: k[:, :2], 2: v[:, :2]}, {1: k[:, :, :80], 2: v[:, :, :80]}]
+    for change in (torch.clone, other_step, lambda x: x.view(torch.bfloat16), torch._neg_view):
+        changes += [{at: change(x)} for at, x in enumerate(usual)]
+    calls = [
+        (usual, plain),
+        *((usual, plain | dict([option])) for option in options),
+        *(([change.get(at, x) for at, x in enumerate(usual)], plain) for change in changes),
+        *((usual, plain, moved) for moved in range(6)),  # of dq, dk, dv, and what lies between
+    ]
+    keys, again = ([launched_again(monkeypatch, *call) for call in calls] for _ in range(2))
+    assert keys == again
+    assert len(set(keys)) == len(calls) == 1 + 5 + 2 + 4 * 6 + 6

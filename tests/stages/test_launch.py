@@ -144,17 +144,29 @@ class Kernel:
         return call
 
 
+class CudaLauncher:
+    """What Triton 3.6 launches with, of which `launch` is in C."""
+
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid, launch_pdl = "cooperative", "pdl"
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def launch(self, *args):
+        self.calls.append(("kept", args[:3], args[13:], args[3:13]))
+
+
 class Compiled:
     function, packed_metadata = "function", "metadata"
+    src = SimpleNamespace(signature={"x_ptr": "*fp16", "n": "i32", "A": "constexpr"})
+    metadata = None
 
     def __init__(self, kernel):
-        self.kernel = kernel
+        self.kernel, self.run = kernel, CudaLauncher(kernel.calls)
 
     def __getitem__(self, grid):
         return lambda *args: self.kernel.calls.append(("by triton", grid, args))
-
-    def run(self, *args):
-        self.kernel.calls.append(("kept", args[:3], args[9:], args[3:9]))
 
 
 @pytest.fixture
@@ -189,7 +201,7 @@ def test_a_kernel_is_looked_for_at_the_first_call_only(kernel):
     for free in (5, 6, 1):
         fast_launch(kernel, (3, 2), (x, None), (48, free), A=True, B="b", num_warps=8)
     options = {"A": True, "B": "b", "num_warps": 8}
-    how = (0, 7), "function", "metadata", None, None, None
+    how = (0, 7), "function", "cooperative", "pdl", None, None, "metadata", None, None, None
     assert kernel.calls == [
         ("found", (3, 2), (x, None, 48, 5), options),
         ("kept", (3, 2, 1), (x.data_ptr(), None, 48, 6, True, "b"), how),
@@ -203,6 +215,7 @@ def test_another_gpu_has_a_kernel_of_its_own(kernel):
     for kernel.here.device in (0, 1, 0, 1):
         launch((x, x), (48, 5))
     assert kinds(kernel) == ["found", "found", "kept", "kept"]
+    assert [call[3][0] for call in kernel.calls[2:]] == [(0, 7), (1, 7)]
 
 
 def test_hooks_see_each_launch(kernel):
@@ -242,6 +255,128 @@ def test_another_version_of_triton_starts_kernels_itself(kernel, monkeypatch):
     assert kinds(kernel) == ["found", "by triton"]
 
 
+@pytest.mark.parametrize("size", ["global_scratch_size", "profile_scratch_size"])
+def test_a_kernel_that_needs_memory_is_started_by_triton(kernel, monkeypatch, size):
+    _, x, *_ = tensors()
+    monkeypatch.setattr(CudaLauncher, size, 128)
+    launch = Launch(kernel, (3,), A=1, B=2)
+    for _ in range(2):
+        launch((x, x), (48, 5))
+    assert kinds(kernel) == ["found", "by triton"]
+
+
+class Utils:
+    """The driver's part in C: what it gives tells what it was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def fill_tma_descriptor(self, *args):
+        self.asked.append(args)
+        return f"encoded {args}"
+
+    fill_tma_descriptor_tiled = fill_tma_descriptor  # its name from 3.7 on
+
+
+class Found(SimpleNamespace):
+    """A compiled kernel, whose grid Triton's own way notes in `by_triton`."""
+
+    def __getitem__(self, grid):
+        return lambda *args: self.by_triton.append((grid, args))
+
+
+@pytest.fixture
+def with_descriptors(monkeypatch):
+    """A compiled kernel of two tensors, descriptors and numbers; `got` is what comes to its C."""
+    import triton
+    from triton.backends.nvidia.driver import CudaLauncher, wrap_handle_tensordesc
+
+    here = SimpleNamespace(
+        utils=Utils(), get_current_device=lambda: 0, get_current_stream=lambda device: (device, 7)
+    )
+    monkeypatch.setattr(triton.runtime.driver, "_active", here, raising=False)
+    signature = {"x": "*fp16", "one": "tensordesc<fp16[1]>", "n": "i32", "two": "tensordesc<fp16>"}
+    block = {"swizzle": 3, "elem_size": 2, "elem_type": 6, "block_size": [1], "fp4_padded": False}
+    blocks = [block, block | {"swizzle": 2}]
+    got, run = [], object.__new__(CudaLauncher)
+    vars(run).update(
+        num_ctas=1, global_scratch_size=0, global_scratch_align=1, profile_scratch_size=0,
+        profile_scratch_align=1, launch_cooperative_grid=False, launch_pdl=True,
+        arg_annotations="annotations", kernel_signature="signature",
+        launch=wrap_handle_tensordesc(lambda *args: got.append(args), signature, blocks),
+    )  # fmt: skip
+    return Found(
+        run=run, function="function", packed_metadata="metadata", got=got, here=here, by_triton=[],
+        src=SimpleNamespace(signature=signature), metadata=SimpleNamespace(tensordesc_meta=blocks),
+    )  # fmt: skip
+
+
+@needs_triton
+def test_the_launcher_in_c_is_called_as_triton_calls_it(with_descriptors):
+    """But each descriptor is encoded once."""
+    start = path.starter(with_descriptors, (3, 2, 1))
+    one, two = descriptors()[1:3]
+    arguments = [1024, one, 48, two]
+    how = "function", "metadata", None, None, None
+    with_descriptors.run(3, 2, 1, (0, 7), *how, *arguments)
+    for _ in range(2):
+        launch, rest = start([*arguments])
+    launch((0, 7), *rest)  # the call that it returns is the same one
+    got = with_descriptors.got
+    in_one = isinstance(got[0][-1], (list, tuple))  # all arguments, from 3.7 on
+    want, *ours = ([*args[:-1], *args[-1]] if in_one else [*args] for args in got)
+    assert ours == [want] * 3
+    assert len(with_descriptors.here.utils.asked) == 4  # by Triton, and once by us
+    assert not with_descriptors.by_triton
+
+
+def other_closure(found):
+    launch = found.run.launch
+    found.run.launch = lambda *args: launch(*args)
+
+
+def without(*names):
+    """Take an attribute away, the last of `names`, of what the others lead to."""
+
+    def change(found):
+        *owners, last = names
+        for name in owners:
+            found = getattr(found, name)
+        vars(found).pop(last)
+
+    return change
+
+
+@needs_triton
+@pytest.mark.parametrize("change", [
+    other_closure,
+    lambda found: setattr(found.run, "launch", print),  # in C, with no closure
+    without("run", "launch"), without("run", "launch_pdl"), without("run", "profile_scratch_size"),
+    without("packed_metadata"), without("src", "signature"), without("metadata", "tensordesc_meta"),
+    lambda found: found.metadata.tensordesc_meta.pop(),
+    lambda found: setattr(found.metadata, "tensordesc_meta", None),
+    lambda found: setattr(found, "run", SimpleNamespace(**vars(found.run))),  # another maker's
+])  # fmt: skip
+def test_where_triton_s_insides_are_others_triton_starts_kernels_itself(change, with_descriptors):
+    change(with_descriptors)
+    start = path.starter(with_descriptors, (3, 2, 1))
+    arguments = [1024, *descriptors()[1:2], 48, *descriptors()[2:3]]
+    assert start([*arguments]) is None
+    assert with_descriptors.by_triton == [((3, 2, 1), tuple(arguments))]
+    assert not with_descriptors.got
+
+
+@needs_triton
+def test_where_triton_encodes_descriptors_elsewhere_it_starts_kernels_itself(
+    with_descriptors, monkeypatch
+):
+    from triton.backends.nvidia import driver
+
+    monkeypatch.delattr(driver, "make_tensordesc_arg")
+    assert path.starter(with_descriptors, (3, 2, 1))([1, 2, 3, 4]) is None
+    assert with_descriptors.by_triton == [((3, 2, 1), (1, 2, 3, 4))]
+
+
 def test_it_is_the_stream_that_is_current_at_the_launch(kernel):
     _, x, *_ = tensors()
     launch = Launch(kernel, (3,), A=1, B=2)
@@ -269,3 +404,57 @@ def test_only_so_many_launches_are_kept(kernel, monkeypatch):
     for n in (1, 2, 3, 3, 4, 4, 1):
         fast_launch(kernel, (3,), (x, x), (n, 5), A=1, B=2)
     assert kinds(kernel) == ["found", "found", "found", "kept", "found", "kept", "found"]
+
+
+def steps_of(launches):
+    _, x, *_ = tensors()
+    return [(launch, (x, None), (48, 5)) for launch in launches]
+
+
+@pytest.fixture
+def two(kernel, monkeypatch):
+    """Two launches of one kernel, of other grids, both found."""
+    monkeypatch.setattr(path, "kept", {})
+    launches = [Launch(kernel, (n,), A=1, B=2) for n in (3, 4)]
+    path.launch_and_keep("found by Triton", steps_of(launches))
+    assert kinds(kernel) == ["found"] * 2
+    assert not path.launch_again("found by Triton")
+    kernel.calls.clear()
+    return launches
+
+
+def test_launches_are_done_again_as_they_were_but_on_the_current_stream(kernel, two):
+    path.launch_and_keep("key", steps_of(two))
+    assert not path.launch_again("another")
+    kernel.here.stream = 8
+    assert path.launch_again("key")
+    before, after = kernel.calls[:2], kernel.calls[2:]
+    assert [call[:3] for call in after] == [call[:3] for call in before]
+    assert [call[3] for call in before] == [((0, 7), *how[1:]) for *_, how in after]
+    assert [call[3][0] for call in after] == [(0, 8)] * 2
+
+
+@pytest.mark.parametrize("hooked", ["kernel", "launch_enter_hook", "launch_exit_hook"])
+def test_what_hooks_are_to_see_is_not_done_again(kernel, two, hooked):
+    path.launch_and_keep("key", steps_of(two))
+    hooks = path.triton.knobs.runtime
+    hooks = kernel.pre_run_hooks if hooked == "kernel" else getattr(hooks, hooked).calls
+    hooks.append(print)
+    assert not path.launch_again("key")
+    hooks.clear()
+    assert path.launch_again("key")
+
+
+def test_nothing_is_kept_without_a_key_or_of_what_triton_launched(kernel, two):
+    path.launch_and_keep(None, steps_of(two))
+    assert not path.launch_again(None)
+    path.launch_and_keep("key", steps_of([two[0], Launch(kernel, (5,), A=1, B=2)]))
+    assert kinds(kernel) == ["kept", "kept", "kept", "found"]
+    assert not path.launch_again("key")
+
+
+def test_only_so_much_is_kept(kernel, two, monkeypatch):
+    monkeypatch.setattr(path, "MOST_KEPT", 3)
+    for key in range(5):
+        path.launch_and_keep(key, steps_of(two))
+    assert [path.launch_again(key) for key in range(5)] == [False] * 3 + [True] * 2
