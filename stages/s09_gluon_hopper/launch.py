@@ -108,8 +108,8 @@ class Config(NamedTuple):
     All but the last two are constants of the kernel.
     """
 
-    D: int = 64
-    BLOCK_D: int = 64
+    D: int = 64  # d and its padding
+    BLOCK_D: int = 64  # of a part of that
     CONSUMERS: int = 2
     BLOCK_N: int = 128
     OVERLAP: bool = True
@@ -127,8 +127,8 @@ THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
 # maxnreg: 80 x 8 warps; the consumer gets what the producer leaves, (8 * 80 - 4 * 24) / 4 = 136
 THREE_CTAS = Config(CONSUMERS=1, BLOCK_N=64, CONSUMER_REGS=136, ctas=3, maxnreg=80)
 # d in parts; 11 named barriers are left for the slots of K and V and the consumers' queries. The
-# accumulators, S and P at once would be 40 + 64 + 32 registers of 160 at d = 80, where some spill,
-# and 128 + 64 + 32 of 240 at d = 256
+# accumulators, S and P at once would be 40 + 64 + 32 registers of 160 at d = 80, where some would
+# spill, and 128 + 64 + 32 of 240 at d = 256
 D_80 = THREE_CONSUMERS._replace(D=80, OVERLAP=False, K_SLOTS=3, V_SLOTS=2)
 D_96 = D_80._replace(D=96)
 D_192 = Config(D=192, K_SLOTS=5, V_SLOTS=4)
