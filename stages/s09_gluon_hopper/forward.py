@@ -439,7 +439,7 @@ def attention_kernel(
 
     Descriptors have blocks of (1, 1, rows, BLOCK_D). MASKED_TILES, LSE and D: as in Problem.
     """
-    PARTS: gl.constexpr = gl.cdiv(D, BLOCK_D)
+    PARTS: gl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr,  # the counter stands in, and isn't read
         H, group, Nq, Nk, CAUSAL, HAS_SEQLENS,
