@@ -200,10 +200,7 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
         config = chosen._asdict()
         config.pop("ctas")
         rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", config["BLOCK_N"])
-        # a checkout of before there were parts has none
-        narrow = d <= 64 or (d <= 96 and config.get("PARTS") == 2)
-        BLOCK_D = 64 if narrow else 128
-        blocks = {x: ((1, 1, n, BLOCK_D), 128) for x, n in rows.items()}
+        blocks = {x: ((1, 1, n, config["BLOCK_D"]), 128) for x, n in rows.items()}
         return module.attention_kernel, config, blocks
     config = dict(module.BACKWARD[d])
     rows = config.pop("BLOCK_M")

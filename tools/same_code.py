@@ -34,6 +34,8 @@ FORWARD = {
     (128, "TWO_CONSUMERS"): ("plain", "ragged", "lengths", "causal", "masked"),
     (64, "THREE_CONSUMERS"): ("plain", "ragged", "lengths", "causal", "masked"),
     (64, "THREE_CTAS"): ("causal", "masked"),
+    (80, "D_80"): ("plain", "ragged", "lengths", "causal", "masked"),
+    (96, "D_96"): ("plain", "ragged", "lengths", "causal", "masked"),
     (192, "D_192"): ("plain", "ragged", "lengths", "causal", "masked"),
     (256, "D_256"): ("plain", "ragged", "lengths", "causal", "masked"),
 }

@@ -320,7 +320,7 @@ def backward_kernel(
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr,  # the counter stands in, and isn't read
-        H, H // Hk, Nq, Nk, CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N, 1, 0, True,
+        H, H // Hk, Nq, Nk, CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N, 0, 0, True,
     )  # fmt: skip
     q_pipe = make_pipeline(q_desc, SLOTS, 2, QUERIES_EMPTY)
     do_pipe = make_pipeline(do_desc, SLOTS, 2, QUERIES_EMPTY)

@@ -265,7 +265,7 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
                         clear_hidden_keys(v_parts.part(i, 0).slice(64 * c, 64, 0), own, Nk_valid)
                 fence_async_shared()  # the matrix unit reads what threads wrote
                 barrier()  # among this consumer's four warps
-        gradient = [zeros(FIRST_D), zeros(problem.SECOND_D)]
+        gradient = [zeros(FIRST_D), zeros(k_parts.SECOND_D)]
         for g in range(problem.group):
             head = b * problem.H + h_k * problem.group + g
             if problem.CAUSAL or problem.EDGE:
@@ -305,14 +305,13 @@ def two_pass_kernel(
     """Compute dv if VALUES, else dk and, if DQ, the sums of dq, in gradient_ptr and sums_ptr.
 
     Descriptors have blocks of (1, 1, rows, 128), K and V of 128 rows; rows_desc (1, 1, 2, BLOCK_M).
-    The gradient is contiguous. EDGE, DQ and SECOND_D: as in Problem.
+    The gradient is contiguous. EDGE and DQ: as in Problem.
     """
     BLOCK_M: gl.constexpr = q_desc.block_shape[2]
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr,  # the counter stands in, and isn't read
-        H, H // Hk, Nq, Nk, CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N, 2, SECOND_D,
-        True,
+        H, H // Hk, Nq, Nk, CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N, 0, 0, True,
     )  # fmt: skip
     k_pipe = make_pipeline(k_desc, 2, 2, K_EMPTY)
     v_pipe = k_pipe if VALUES else make_pipeline(v_desc, 2, 2, V_EMPTY)

@@ -8,12 +8,12 @@ own rows are loaded and waited for, not computed; all after the first two run wi
 output is written over its queries in shared memory and copied out from there (`epilogue`), so their
 slot is released one work tile later.
 
-Above 128, d goes in two parts: BLOCK_D = 128 columns, then up to SECOND_D. A part of a tile has a
-slot of its own: that of K is released while the next one is multiplied. S is the sum of both parts'
-products, and the output has an accumulator for each. In the registers of a consumer there is then
-room for S or P, not for both: P V of a tile comes before S of the next one (OVERLAP is False), and
-its softmax runs beside the products of the other consumer alone. Up to d = 192 there is for both.
-The parts of Q take its two slots, so the next queries are loaded when the output is copied out.
+d, padded to D columns, goes in parts of BLOCK_D, of which the last may be narrower: 80 = 64 + 16,
+96 = 64 + 32, 192 = 3 * 64, 256 = 2 * 128. Each part of a tile has a slot, that of K or V released
+while the next part is multiplied. S is the sum of the parts' products, and the output has an
+accumulator for each. Where a consumer's registers hold S or P beside those, not both, P V of a tile
+comes before S of the next one (OVERLAP is False), and its softmax runs beside products of the other
+consumers alone. Parts of Q take all its slots: the next ones are loaded when the output is out.
 """
 
 from stages.common.gluon import (
@@ -35,10 +35,14 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32; -inf - -inf would b
 
 
 @gluon.jit
-def load_parts(pipe, desc, b, h, row, count, PARTS: gl.constexpr):
-    """Load tile `count` of a pipeline, a head's rows from `row` on; each part of d has a slot."""
+def load_parts(pipe, desc, b, h, row, count, PARTS: gl.constexpr, TOGETHER: gl.constexpr = False):
+    """Load tile `count` of a pipeline, a head's rows from `row` on; each part of d has a slot.
+
+    TOGETHER: those are released at once, by the release of the first one.
+    """
     for i in gl.static_range(PARTS):
-        pipe.producer_load(desc, [b, h, row, i * desc.block_shape[3]], PARTS * count + i)
+        column = i * desc.block_shape[3]
+        pipe.producer_load(desc, [b, h, row, column], PARTS * count + i, TOGETHER and i > 0)
 
 
 @gluon.jit
@@ -60,7 +64,7 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, q_pipes, k_pipe, v_pipe, sched
         start_n = problem.first_key(0, n_tiles, Nk_valid)
         load_parts(k_pipe, k_desc, b, h_k, start_n, kv_count, PARTS)
         for c in gl.static_range(problem.BLOCK_M // 64):
-            load_parts(q_pipes[c], q_desc, b, h, start_m + 64 * c, q_count, PARTS)
+            load_parts(q_pipes[c], q_desc, b, h, start_m + 64 * c, q_count, PARTS, True)
         for j in range(1, n_tiles):
             before, start_n = start_n, problem.first_key(j, n_tiles, Nk_valid)
             if problem.OVERLAP:
@@ -119,7 +123,7 @@ def nan_where_large(l_i, m_i):
 @gluon.constexpr_function
 def slack(d):
     """By how much m_i may stay below the running max, in base 2; no gain was seen at d = 128."""
-    return 0.0 if d == 128 else 8.0
+    return 0.0 if 64 < d <= 128 else 8.0
 
 
 @gluon.jit
@@ -195,8 +199,8 @@ def zeros(n: gl.constexpr):
 
 @gluon.jit
 def first_columns(tile, n: gl.constexpr):
-    """The first n columns of a tile in shared memory."""
-    return tile if n == tile.shape[1] else tile.slice(0, n, 1)
+    """The first n columns of a tile in shared memory; the whole tile if it has no more."""
+    return tile if n >= tile.shape[1] else tile.slice(0, n, 1)
 
 
 @gluon.jit
@@ -207,11 +211,11 @@ def unknown_zero(count):
 
 @gluon.jit
 def queries(q_pipe, slot, problem):
-    """The tiles of Q from `slot` on: (64, BLOCK_D), and in a second part (64, SECOND_D)."""
+    """The parts of Q from `slot` on: (64, BLOCK_D), the last one with what is left of D columns."""
     BLOCK_D: gl.constexpr = q_pipe.tiles.shape[4]
     return [
-        first_columns(q_pipe.tile(slot + i), problem.SECOND_D if i else BLOCK_D)
-        for i in (0, 1)[: problem.PARTS]
+        first_columns(q_pipe.tile(slot + i), problem.D - i * BLOCK_D)
+        for i in (0, 1, 2)[: problem.PARTS]
     ]
 
 
@@ -220,8 +224,8 @@ def start_scores(q, k_pipe, kv_count, S: gl.constexpr):
     """Start S = Q K^T, (64, BLOCK_N), the sum over the parts of d; `finish_scores` waits for it."""
     s = gl.full([64, k_pipe.tiles.shape[3]], 0.0, gl.float32, S)
     for i in gl.static_range(len(q)):
-        count = kv_count if len(q) == 1 else 2 * kv_count + i + unknown_zero(kv_count)
-        k = first_columns(k_pipe.consumer_wait(count), q[i].shape[1])
+        zero = 0 if len(q) == 1 else unknown_zero(kv_count)
+        k = first_columns(k_pipe.consumer_wait(len(q) * kv_count + i + zero), q[i].shape[1])
         s = warpgroup_mma(q[i], k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
     return s
 
@@ -235,7 +239,7 @@ def start_part(p, v, acc):
 def start_output(p, acc, v_pipe, kv_count):
     """Start acc += P V in each part of d; `finish_output` waits for it."""
     n: gl.constexpr = len(acc)
-    return [start_part(p, v_pipe.consumer_wait(n * kv_count + i), acc[i]) for i in (0, 1)[:n]]
+    return [start_part(p, v_pipe.consumer_wait(n * kv_count + i), acc[i]) for i in (0, 1, 2)[:n]]
 
 
 @gluon.jit
@@ -249,16 +253,17 @@ def finish_product(x, newer: gl.constexpr, pipe, count):
 @gluon.jit
 def finish_scores(s, m_i, k_pipe, kv_count, PARTS: gl.constexpr, newer: gl.constexpr):
     """Wait for S (64, BLOCK_N), after which `newer` products were started."""
-    if PARTS == 2:  # S isn't done, but a part of K is read; a wait has to name some tensor
-        finish_product(m_i, 1 + newer, k_pipe, 2 * kv_count)
+    for i in gl.static_range(PARTS - 1):
+        # S isn't done, but a part of K is read; a wait has to name some tensor
+        finish_product(m_i, PARTS - 1 - i + newer, k_pipe, PARTS * kv_count + i)
     return finish_product(s, newer, k_pipe, PARTS * kv_count + PARTS - 1)
 
 
 @gluon.jit
 def finish_output(acc, v_pipe, kv_count):
-    """Wait for acc: (64, BLOCK_D), and in a second part (64, SECOND_D)."""
+    """Wait for acc, in each part of d."""
     n: gl.constexpr = len(acc)
-    return [finish_product(acc[i], n - 1 - i, v_pipe, n * kv_count + i) for i in (0, 1)[:n]]
+    return [finish_product(acc[i], n - 1 - i, v_pipe, n * kv_count + i) for i in (0, 1, 2)[:n]]
 
 
 @gluon.jit
@@ -299,7 +304,7 @@ def mainloop(
     BLOCK_N: gl.constexpr = k_pipe.tiles.shape[3]
     PARTS: gl.constexpr = len(acc)
     OVERLAP: gl.constexpr = problem.OVERLAP
-    SLACK: gl.constexpr = slack(PARTS * acc[0].shape[1])
+    SLACK: gl.constexpr = slack(problem.D)
     S: gl.constexpr = visible.type.layout.parent
     for j in range(first, end):
         if PARTS > 1:
@@ -340,7 +345,7 @@ def epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, com
     # the copy engine drops rows past Nq
     for i in gl.static_range(PARTS):
         column = i * o_desc.block_shape[3]
-        tile = q_pipe.tiles.index((PARTS * q_count + i) % 2)
+        tile = q_pipe.tiles.index((PARTS * q_count + i) % q_pipe.tiles.shape[0])
         async_store(o_desc, [b, h, first_row, column], tile)
     if problem.LSE:
         lse = gl.where(visible > 0, m_i + gl.log2(l_i), float("-inf"))  # in base 2, as m_i is
@@ -355,9 +360,8 @@ def consumer(common, q_pipe, c: gl.constexpr):
     problem = scheduler.problem
     MASKED_TILES: gl.constexpr = problem.MASKED_TILES
     BLOCK_N: gl.constexpr = problem.BLOCK_N
-    BLOCK_D: gl.constexpr = o_desc.block_shape[3]
     PARTS: gl.constexpr = problem.PARTS
-    SLACK: gl.constexpr = slack(PARTS * BLOCK_D)
+    SLACK: gl.constexpr = slack(problem.D)
     S: gl.constexpr = matrix_layout(BLOCK_N)
     kv_count = 0  # KV tiles so far
     q_count = 0  # work tiles so far
@@ -371,11 +375,11 @@ def consumer(common, q_pipe, c: gl.constexpr):
 
         m_i = gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, S))  # running max of s * qk_scale
         l_i = partial_row_sums(zeros(BLOCK_N))  # (64, 8)
-        acc = [zeros(n) for n in (BLOCK_D, problem.SECOND_D)[:PARTS]]  # (64, n)
         skip_tiles(k_pipe, v_pipe, kv_count, skipped, PARTS)
         for i in gl.static_range(PARTS):
             q_pipe.consumer_wait(PARTS * q_count + i)
         q = queries(q_pipe, q_count % 2 if PARTS == 1 else unknown_zero(kv_count), problem)
+        acc = [zeros(x.shape[1]) for x in q]  # as wide as the parts of Q
         # runs whatever the sizes: ptxas 12.8 miscompiles an empty first loop (docs/hopper.md)
         s = start_scores(q, k_pipe, kv_count + skipped, S)
         if PARTS == 1:
@@ -409,10 +413,9 @@ def consumer(common, q_pipe, c: gl.constexpr):
         acc = start_output(p, acc, v_pipe, kv_count + n_tiles - 1)
         acc = finish_output(acc, v_pipe, kv_count + n_tiles - 1)
         epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, common)
-        if PARTS == 2:  # the next queries need both slots
+        if PARTS > 1:  # the next queries need all slots
             store_wait(0)
             q_pipe.consumer_release(0)
-            q_pipe.consumer_release(1)
         kv_count += n_tiles
         q_count += 1
         b, h, start_m, Nk_valid, n_tiles = scheduler.next_work_tile(q_count)
@@ -428,28 +431,32 @@ def attention_kernel(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, seqlens_ptr, counter_ptr,
     H, group, Nq, Nk, blocks, heads, section, tiles, qk_scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, MASKED_TILES: gl.constexpr, LSE: gl.constexpr,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, PARTS: gl.constexpr, SECOND_D: gl.constexpr,
+    CONSUMERS: gl.constexpr, D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr,
     OVERLAP: gl.constexpr, K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Make the pipelines in shared memory; then each warp goes its own way.
 
-    Descriptors have blocks of (1, 1, rows, BLOCK_D). MASKED_TILES and LSE: as in Problem.
+    Descriptors have blocks of (1, 1, rows, BLOCK_D). MASKED_TILES, LSE and D: as in Problem.
     """
+    PARTS: gl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr,  # the counter stands in, and isn't read
         H, group, Nq, Nk, CAUSAL, HAS_SEQLENS,
         # under a causal mask alone, the copy engine loads what is beyond the last key as zeros
         MASKED_TILES > 0 and (HAS_SEQLENS or not CAUSAL),
-        MASKED_TILES, LSE, False, 64 * CONSUMERS, BLOCK_N, PARTS, SECOND_D, OVERLAP,
+        MASKED_TILES, LSE, False, 64 * CONSUMERS, BLOCK_N, D, PARTS, OVERLAP,
     )  # fmt: skip
     k_pipe = make_pipeline(k_desc, K_SLOTS, CONSUMERS, K_EMPTY)
     v_pipe = make_pipeline(v_desc, V_SLOTS, CONSUMERS, K_EMPTY + K_SLOTS)
     Q_EMPTY: gl.constexpr = K_EMPTY + K_SLOTS + V_SLOTS
     scheduler = make_scheduler(problem, blocks, heads, section, tiles, CONSUMERS)
-    q0 = make_pipeline(q_desc, 2, 1, Q_EMPTY)
-    q1 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 2) if CONSUMERS > 1 else q0
-    q2 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 4) if CONSUMERS > 2 else q1
+    # two work tiles, or the parts of one, which are released together
+    Q_SLOTS: gl.constexpr = 2 if PARTS == 1 else PARTS
+    RELEASES: gl.constexpr = 2 if PARTS == 1 else 1
+    q0 = make_pipeline(q_desc, Q_SLOTS, 1, Q_EMPTY)
+    q1 = make_pipeline(q_desc, Q_SLOTS, 1, Q_EMPTY + RELEASES) if CONSUMERS > 1 else q0
+    q2 = make_pipeline(q_desc, Q_SLOTS, 1, Q_EMPTY + 2 * RELEASES) if CONSUMERS > 2 else q1
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()  # among the kernel's own four warps, before any role begins
     common = (o_desc, lse_ptr, k_pipe, v_pipe, scheduler, qk_scale)

@@ -111,10 +111,10 @@ class Config(NamedTuple):
     All but the last two are constants of the kernel.
     """
 
+    D: int = 64  # d and its padding
+    BLOCK_D: int = 64  # of a part of that
     CONSUMERS: int = 2
     BLOCK_N: int = 128
-    PARTS: int = 1
-    SECOND_D: int = 128
     OVERLAP: bool = True
     K_SLOTS: int = 2
     V_SLOTS: int = 3
@@ -124,15 +124,18 @@ class Config(NamedTuple):
     maxnreg: int | None = None
 
 
-TWO_CONSUMERS = Config()
+TWO_CONSUMERS = Config(D=128, BLOCK_D=128)
 THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
 # three CTAs to a multiprocessor: one begins or ends a work tile while the others are amid theirs.
 # maxnreg: 80 x 8 warps; the consumer gets what the producer leaves, (8 * 80 - 4 * 24) / 4 = 136
 THREE_CTAS = Config(CONSUMERS=1, BLOCK_N=64, CONSUMER_REGS=136, ctas=3, maxnreg=80)
-# d in two parts, of 128 columns and of 64 or 128; for d = 256 two accumulators, S and P at the same
-# time would be 128 + 64 + 32 registers
-D_192 = Config(PARTS=2, SECOND_D=64, K_SLOTS=3, V_SLOTS=2)
-D_256 = Config(PARTS=2, OVERLAP=False)
+# d in parts; 11 named barriers are left for the slots of K and V and the consumers' queries. The
+# accumulators, S and P at once would be 40 + 64 + 32 registers of 160 at d = 80, where some would
+# spill, and 128 + 64 + 32 of 240 at d = 256
+D_80 = THREE_CONSUMERS._replace(D=80, OVERLAP=False, K_SLOTS=3, V_SLOTS=2)
+D_96 = D_80._replace(D=96)
+D_192 = Config(D=192, K_SLOTS=5, V_SLOTS=4)
+D_256 = Config(D=256, BLOCK_D=128, OVERLAP=False)
 # of the backward pass, by BLOCK_D: BLOCK_M queries and BLOCK_N keys to a tile
 BACKWARD: dict[int, dict[str, int]] = {
     BLOCK_D: {"BLOCK_M": BLOCK_M, "SLOTS": 2, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24}
@@ -152,13 +155,11 @@ TWO_PASS: dict[str, dict[str, Any]] = {
 def plan(d: int, causal: bool, Nk: int) -> Config:
     """Choose a configuration of the forward pass: the best found on an H200.
 
-    Three consumers' accumulators fit the registers up to d = 64. Where a causal mask leaves few
+    Three consumers' accumulators fit the registers up to d = 96. Where a causal mask leaves few
     keys, more of the time goes to the beginning and the end of a work tile.
     """
-    if d > 128:
-        return D_192 if d <= 192 else D_256
     if d > 64:
-        return TWO_CONSUMERS
+        return next(x for x in (D_80, D_96, TWO_CONSUMERS, D_192, D_256) if d <= x.D)
     return THREE_CTAS if causal and Nk <= 1024 else THREE_CONSUMERS
 
 
@@ -166,11 +167,8 @@ def plan(d: int, causal: bool, Nk: int) -> Config:
 def forward_launch(
     q_shape: tuple[int, ...], k_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device,
     causal: bool, has_seqlens: bool, has_lse: bool, config: Config,
-) -> tuple[Launch, tuple[Any, ...], int, int] | None:  # fmt: skip
-    """Return a kind of problem's launch, the numbers in it, BLOCK_N and BLOCK_D.
-
-    None for what the kernel can't do.
-    """
+) -> tuple[Launch, tuple[Any, ...]] | None:  # fmt: skip
+    """Return the launch of a kind of problem and its numbers; None for what it can't do."""
     B, H, Nq, d = q_shape
     Hk, Nk = k_shape[1:3]
     BLOCK_M, BLOCK_N = 64 * config.CONSUMERS, config.BLOCK_N
@@ -193,7 +191,7 @@ def forward_launch(
         attention_kernel, (grid,), CAUSAL=causal, HAS_SEQLENS=has_seqlens, LSE=has_lse,
         MASKED_TILES=masked_tiles, num_warps=4, **constants,
     )  # fmt: skip
-    return launch, sizes, BLOCK_N, 64 if d <= 64 and config.PARTS == 1 else 128
+    return launch, sizes
 
 
 def forward(
@@ -221,11 +219,11 @@ def forward(
             if splits > 1:
                 return s08.forward(q, k, v, causal, seqlens_k, lse, splits=splits, config=tiles)
         return flash2_forward(q, k, v, causal, seqlens_k, lse=lse)
-    launch, sizes, BLOCK_N, BLOCK_D = found
-    q, q_desc = described(q, 64, BLOCK_D)
-    k, k_desc = described(k, BLOCK_N, BLOCK_D)
-    v, v_desc = described(v, BLOCK_N, BLOCK_D)
-    o, o_desc = described(padded(q), 64, BLOCK_D)
+    launch, sizes = found
+    q, q_desc = described(q, 64, config.BLOCK_D)
+    k, k_desc = described(k, config.BLOCK_N, config.BLOCK_D)
+    v, v_desc = described(v, config.BLOCK_N, config.BLOCK_D)
+    o, o_desc = described(padded(q), 64, config.BLOCK_D)
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
     with launching(q):

@@ -60,9 +60,11 @@ class Pipeline:
         named_barrier("bar.sync", count % slots + self.first_empty, self.threads, count >= slots)
 
     @gluon.jit
-    def producer_load(self, desc, coordinates, count):
+    def producer_load(self, desc, coordinates, count, ACQUIRED: gl.constexpr = False):
+        """Have a tile copied to its slot, as soon as that is empty; ACQUIRED: it is."""
         slot = count % self.tiles.shape[0]
-        self.producer_acquire(count)
+        if not ACQUIRED:
+            self.producer_acquire(count)
         mbarrier.expect(self.full.index(slot), desc.block_type.nbytes)
         async_load(desc, coordinates, self.full.index(slot), self.tiles.index(slot))
 

@@ -26,6 +26,8 @@ CONFIGS = [
     (128, "TWO_CONSUMERS"),
     (64, "THREE_CTAS"),
     (64, "THREE_CONSUMERS"),
+    (80, "D_80"),
+    (96, "D_96"),
     (192, "D_192"),
     (256, "D_256"),
 ]

@@ -55,7 +55,7 @@ def test_a_max_that_rises_late_overflows_nothing(rise):
     assert_close(o, torch.ones_like(o, dtype=torch.float64), rounding(q, k, v), "o")
 
 
-@pytest.mark.parametrize("d", [36, 40, 100])
+@pytest.mark.parametrize("d", [36, 40, 81, 100, 130])
 def test_a_head_of_any_size_is_written_and_nothing_beside_it(d):
     """d = 36: the copy engine can't write such rows, and what attend returns is contiguous."""
     tensors, options, want, bounds = truth_at(2, 130, 200, d, seqlens_k=(200, 77), b=2)
