@@ -260,6 +260,7 @@ def enter(
     """
     close_server_handles()
     leave_here()
+    del sys.argv[1:]  # the command's: a peer's library reads them, and takes --h for --help
     set_variables(variables)
     gc.freeze()  # what the server imported is no garbage: gc.collect() would walk all of it
     gc.enable()  # harness/no_garbage.py

@@ -46,6 +46,7 @@ def carry_out(arguments):
     try:
         from ladder.app import main as ladder
 
+        sys.argv[1:] = arguments
         ladder(arguments)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
