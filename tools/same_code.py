@@ -9,7 +9,8 @@ bit: if so, an edit between the two changed neither the speed nor the results. N
 kernels and variables don't count. The exit code is 1 where something differs or is in one of the
 two only. With --note the records under results/ that have the code of a stage before are given its
 code of now, where all of its kernels are the same for the dtypes of the record, float32 in each way
-of multiplying it apart: the pages don't call them edited since.
+of multiplying it apart, and for the widths that stage 9 pads its d to: the pages don't call them
+edited since.
 """
 
 import argparse
@@ -40,6 +41,7 @@ FORWARD = {
     (256, "D_256"): ("plain", "ragged", "lengths", "causal", "masked"),
 }
 BACKWARD = ("plain", "keys", "causal", "lengths", "masked")
+WIDTHS = tuple(sorted({d for d, _ in FORWARD}))
 FLOAT32 = ("float32", "tf32", "bf16x6")  # 'float32' is that of a CPU, and of old GPUs
 TRITON = ("s04_triton_lite", "s05_triton_online", "s06_triton_flash2", "s07_triton_training",
           "s08_triton_split_kv")  # fmt: skip
@@ -150,44 +152,58 @@ def codes_of(checkout: Path) -> dict[int, str]:
     return {int(number): code for number, code in json.loads(done.stdout).items()}
 
 
-def dtypes_of(cells: list[dict[str, Any]]) -> set[str]:
-    """The dtypes of a stage's cells as `jobs` names them: all of 16 bits are 'float16'."""
+Kind = tuple[str, int]  # a dtype as `jobs` names it, and one of WIDTHS
+
+
+def kinds_of(cells: list[dict[str, Any]]) -> set[Kind]:
+    """The kinds of a stage's cells: all dtypes of 16 bits are 'float16'."""
     found = set()
     for cell in cells:
         dtype = cell.get("dtype") or "float16"
         if dtype == "float32" and cell.get("device") == "cuda":
             dtype = "tf32" if cell.get("precision") == "tf32" else "bf16x6"
-        found.add("float16" if dtype == "bfloat16" else dtype)
+        dtype = "float16" if dtype == "bfloat16" else dtype
+        found.add((dtype, next(x for x in WIDTHS if (cell.get("d") or 64) <= x)))
     return found
 
 
-def same_dtypes(before: dict[str, str], now: dict[str, str]) -> dict[int, set[str]]:
-    """The dtypes, as `jobs` names them, in which all that computes a stage's results is the same.
+def same_kinds(before: dict[str, str], now: dict[str, str]) -> dict[int, set[Kind]]:
+    """The kinds for which all that computes a stage's results is the same.
 
     That is its kernels, and those that it launches of other stages.
     """
     kernels_of = {int(stage[1:3]): {stage} for stage in TRITON}
     kernels_of[7] |= kernels_of[6]
     kernels_of[9] = {*PLACES} | kernels_of[7]
-    found: dict[int, set[str]] = {}
+    found: dict[int, set[Kind]] = {}
     for number, own in kernels_of.items():
-        of_dtype: dict[str, list[bool]] = {}
+        differs: dict[Kind, bool] = {}
         for what in {*before, *now}:
             which, *about = what.split()
             dtype = "float16" if "bfloat16" in about else about[2]
             # few rows of float32 go from stage 9 to stage 8
             if which in own or ((number, {which}) == (9, kernels_of[8]) and dtype != "float16"):
-                of_dtype.setdefault(dtype, []).append(before.get(what) == now.get(what))
-        found[number] = {dtype for dtype, same in of_dtype.items() if all(same)}
+                for width in widths_of(which, about[0]):
+                    differs[dtype, width] = differs.get((dtype, width), False) or (
+                        before.get(what) != now.get(what)
+                    )
+        found[number] = {kind for kind, any_does in differs.items() if not any_does}
     return found
 
 
+def widths_of(which: str, d: str) -> tuple[int, ...]:
+    """The WIDTHS that a kernel computes: of stage 9 one, but its backward pass pads 80 and 96."""
+    if which not in PLACES:
+        return WIDTHS
+    return (80, 96, 128) if (which, d) == ("backward", "128") else (int(d),)
+
+
 def note(
-    before: dict[int, str], now: dict[int, str], same: dict[int, set[str]], results: Path
+    before: dict[int, str], now: dict[int, str], same: dict[int, set[Kind]], results: Path
 ) -> list[str]:
     """Give the records in `results` the code of now for the stages that are the same.
 
-    `same` has the dtypes in which each stage is (`dtypes_of`). Returns the names of the files that
+    `same` has the kinds for which each stage is (`kinds_of`). Returns the names of the files that
     are changed.
     """
     changed = []
@@ -197,9 +213,9 @@ def note(
         cells = [json.loads(line) for line in rest]
         for stage in env.get("rungs", []):
             number = stage["stage"]
-            dtypes = dtypes_of([cell for cell in cells if cell.get("stage") == number])
+            kinds = kinds_of([cell for cell in cells if cell.get("stage") == number])
             known = number in same and stage.get("code") == before.get(number)
-            if known and dtypes <= same[number]:
+            if known and kinds <= same[number]:
                 stage["code"] = now[number]
         line = json.dumps(env, allow_nan=False) + "\n"
         if line != first:
@@ -224,7 +240,7 @@ if __name__ == "__main__":
         same = "same" if before.get(what) == now.get(what) else "DIFFERS"
         print(f"{what:60} {same if what in before and what in now else 'in one only'}")
     if given.note:
-        noted = same_dtypes(before, now)
+        noted = same_kinds(before, now)
         codes = codes_of(given.before.resolve()), codes_of(ROOT)
         print(*note(*codes, noted, ROOT / "results"), sep="\n")
     sys.exit(before != now)

@@ -12,7 +12,7 @@ def test_only_records_with_the_code_of_before_are_noted(tmp_path):
         stages = [{"stage": 6 + i, "code": code} for i, code in enumerate(codes)]
         env = {"kind": "env", "rungs": stages}
         (tmp_path / "gpu" / f"{name}.jsonl").write_text(json.dumps(env) + "\n" + rest)
-    changed = same_code.note({6: "a", 7: "b"}, {6: "A", 7: "B"}, {6: {"float16"}}, tmp_path)
+    changed = same_code.note({6: "a", 7: "b"}, {6: "A", 7: "B"}, {6: {("float16", 64)}}, tmp_path)
     assert changed == ["gpu/same.jsonl"]
     first, *others = (tmp_path / "gpu" / "same.jsonl").read_text().splitlines(keepends=True)
     assert [stage["code"] for stage in json.loads(first)["rungs"]] == ["A", "b"]
@@ -21,15 +21,17 @@ def test_only_records_with_the_code_of_before_are_noted(tmp_path):
     assert [stage["code"] for stage in json.loads(older)["rungs"]] == ["x", "b"]
 
 
-def test_a_record_is_noted_where_its_own_dtypes_came_out_the_same(tmp_path):
+def test_a_record_is_noted_where_its_own_kinds_came_out_the_same(tmp_path):
     """Float32 of a GPU in IEEE is six products, that of a CPU isn't."""
     (tmp_path / "some").mkdir()
     cells = {
         "half": ("bfloat16", "bfloat16", "cuda"), "cpu": ("float32", "ieee", "cpu"),
         "tf32": ("float32", "tf32", "cuda"), "split": ("float32", "ieee", "cuda"),
+        "narrow": ("float16", "float16", "cuda", 40), "wide": ("float16", "float16", "cuda", 72),
     }  # fmt: skip
-    for name, (dtype, precision, device) in cells.items():
+    for name, (dtype, precision, device, *d) in cells.items():
         cell = {"stage": 6, "dtype": dtype, "precision": precision, "device": device}
+        cell["d"] = d[0] if d else 64
         lines = (
             {"rungs": [{"stage": 6, "code": "a"}]},
             cell,
@@ -38,10 +40,11 @@ def test_a_record_is_noted_where_its_own_dtypes_came_out_the_same(tmp_path):
         (tmp_path / "some" / f"{name}.jsonl").write_text(
             "".join(json.dumps(x) + "\n" for x in lines)
         )
-    same = {6: {"float16", "float32"}}
+    same = {6: {("float16", 64), ("float32", 64)}}
     assert same_code.note({6: "a"}, {6: "A"}, same, tmp_path) == [
         "some/cpu.jsonl",
         "some/half.jsonl",
+        "some/narrow.jsonl",
     ]
 
 
@@ -51,11 +54,18 @@ def test_a_stage_is_the_same_where_all_kernels_that_it_launches_are():
         (f"{stage} a_kernel 64 {dtype} 90 plain" for stage in same_code.TRITON
          for dtype in ("float16", "bf16x6")), "a"
     ) | {"forward 64 bfloat16 THREE_CTAS causal": "a"}  # fmt: skip
-    both, half = {"float16", "bf16x6"}, {"float16"}
-    assert same_code.same_dtypes(before, before) == dict.fromkeys(range(4, 10), both)
+    half = {("float16", d) for d in same_code.WIDTHS}
+    both = half | {("bf16x6", d) for d in same_code.WIDTHS}
+    assert same_code.same_kinds(before, before) == dict.fromkeys(range(4, 10), both)
     for changed, others in ((6, (7, 9)), (7, (9,)), (8, (9,))):
         now = before | {f"{same_code.TRITON[changed - 4]} a_kernel 64 bf16x6 90 plain": "b"}
-        found = same_code.same_dtypes(before, now)
+        found = same_code.same_kinds(before, now)
         assert {number for number in found if found[number] == half} == {changed, *others}
     now = before | {f"{same_code.TRITON[4]} a_kernel 64 float16 90 plain": "b"}
-    assert same_code.same_dtypes(before, now)[9] == both  # which it never hands on
+    assert same_code.same_kinds(before, now)[9] == both  # which it never hands on
+    # stage 9's kernels of one width, and of those that its backward pass pads to 128
+    for kernel, widths in (
+        ("forward 80 bfloat16 D_80 plain", {80}), ("backward 128 bfloat16 plain", {80, 96, 128}),
+    ):  # fmt: skip
+        found = same_code.same_kinds(before, before | {kernel: "new"})
+        assert found[9] == both - {("float16", d) for d in widths}
