@@ -2,7 +2,7 @@
 
 import statistics
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from itertools import product as combinations
 
@@ -136,9 +136,15 @@ def bought(name: str, direction: str, begin: int) -> str:
             body.append([number, idea, hope, f"{least:.2f}x", f"{most:.2f}x", where])
     note = (
         "What stage 9 gains by an idea: the time without it over the time with it, paired, the "
-        "least and the most of twelve problems; 1.00x where it doesn't apply. bf16."
+        "least and the most of all problems; 1.00x where it doesn't apply. bf16."
     )
+    note = " ".join([note, *not_measured(env, cells)])
     return text.part("# | idea | expected of it | least | most | at", body, note, env)
+
+
+def not_measured(env: Record, cells: Sequence[Record]) -> list[str]:
+    """A note on the problems of stage 9 that a run was to measure and didn't, if there are any."""
+    return cut_off(*(sum(x["stage"] == 9 for x in each) for each in (env["plan"], cells)))
 
 
 def slower(cell: Record, ours: Record) -> str:
@@ -179,6 +185,36 @@ def race(name: str) -> str:
     sizes = sorted({cell["nk"] for cell in cells})
     note += standings("#9", {who: pairs_of(cells, 9, x, sizes) for x, who in names.items()})
     return text.part(header, body, note, env)
+
+
+def other_widths(name: str) -> str:
+    """Stage 9 where d is neither 64 nor 128: TFLOP/s at each N, and ratios to the fastest peers."""
+    file = text.GPU / f"{name}.jsonl"
+    if not file.exists():
+        return NOT_MEASURED
+    env, cells = read(file)
+    sizes, ds = (sorted({cell[field] for cell in cells}) for field in ("nk", "d"))
+    peers = [name for name in FASTEST if any(c["name"] == name for c in cells)]
+
+    def row(name: str, d: int, causal: bool) -> list[Record | None]:
+        at = {"name": name, "d": d, "causal": causal}
+        return [next((c for c in cells if {**at, "nk": n}.items() <= c.items()), None)
+                for n in sizes]  # fmt: skip
+
+    body = []
+    for d, causal in combinations(ds, text.MASKS):
+        ours = row(SHIPPED, d, causal)
+        over = ([*map(ratios.show_speedup, ours, row(peer, d, causal))] for peer in peers)
+        rates = [f"**{x}**" for x in map(rate, ours)]
+        body.append([d, text.MASKS[causal], *(" / ".join(each) for each in (rates, *over))])
+    header = " | ".join(["d", "mask", "#9", *(f"#9 over {PEERS[x]}" for x in peers)])
+    done = {"fwd": "forward", "bwd": "backward"}[cells[0]["direction"]]
+    at = " / ".join(map(str, sizes))
+    note = (
+        f"TFLOP/s at N = {at}, the masked part not counted; bf16, {done}, B N = 16384, "
+        f"{cells[0]['h']} heads; paired; -: not measured."
+    )
+    return text.part(header, body, " ".join([note, *not_measured(env, cells)]), env)
 
 
 def loops() -> str:

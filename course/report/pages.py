@@ -70,6 +70,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "hopper-waits": partial(sources.waits, "hopper-io"),
     "hopper-timeline": hopper.timeline,
     "hopper-odd": hopper.odd,
+    "hopper-wide": partial(hopper.other_widths, "hopper-wide"),
+    "hopper-wide-bwd": partial(hopper.other_widths, "hopper-wide-bwd"),
     "hopper-host": partial(sources.launches, "hopper-host"),
     "host-times": sources.host_times,
     "sanitizer": comparisons.sanitizer,

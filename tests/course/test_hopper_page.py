@@ -110,6 +110,23 @@ def test_the_docs_say_what_an_odd_problem_costs_stage_9(tmp_path):
     assert "Of 40 problems 2 are not measured" in hopper.odd()
 
 
+def test_widths_have_a_row_for_each_mask_and_a_place_for_what_is_missing(tmp_path):
+    assert hopper.other_widths("wide").startswith("Not measured yet")
+    records = [
+        make_bench(6, n=n, d=d, causal=causal) | who | {"time_ms": ms, "flops": int(100 * ms) * 10**9}
+        for d in (80, 256)
+        for causal in (False, True)
+        for n in (1024, 4096)
+        for who, ms in ((OURS, 2.0), ({"stage": 101, "name": "sdpa_cudnn"}, 2.5))
+    ]
+    write_run(tmp_path / "wide.jsonl", make_bench_env(records, plan=records), records[:-3])
+    header, *rows = cells_of(hopper.other_widths("wide"))
+    assert header == ["d", "mask", "#9", "#9 over cuDNN"]
+    assert rows[0] == ["80", "none", "**100** / **100**", "1.25x / 1.25x"]
+    assert rows[-1] == ["256", "causal", "**100** / **-**", "- / -"]
+    assert "Of 8 problems 1 are not measured" in hopper.other_widths("wide")
+
+
 def test_the_docs_say_what_a_launch_takes_and_that_graphs_were_replayed(tmp_path):
     assert sources.launches("host").startswith("Not measured yet")
     problems = list(text.problems([1024]))
