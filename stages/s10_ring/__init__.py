@@ -177,6 +177,7 @@ def backward(
         round_sums(totals[:1], (b, h), dq, dq_share)
         round_sums(totals[1:], (b, h_k), sums, dkv_share)
         lanes.meet()
+    lanes.end()  # dq and the second half's shares are freed to the other lane now
     return tuple(x if want else None for x, want in zip(totals, plan.wanted, strict=True))
 
 

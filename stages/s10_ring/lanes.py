@@ -5,9 +5,11 @@ rounds of tiles. The next hop's first tiles take the rest at once if they are on
 there the hop waits for its keys, not for the hop before. A hop's kernels still get a multiprocessor
 only when the one before has no tiles left for it, so hops don't slow each other.
 
-What is allocated on a stream is freed to that stream. So a lane begins after all that was computed
-before the call, what both lanes use is allocated before they part, and the caller's stream goes on
-after both.
+What is allocated on a stream is freed to that stream: whoever allocates there next may write to it,
+in the stream's order, whatever other streams still read. So the other lane begins after all that
+was computed before the call, a lane reads what the other made only after that, and at the end the
+other lane waits for the caller's, which has read what was made there. Else a call on another stream
+and of another group would write over it: all of a GPU's calls have the same other lane.
 """
 
 import functools
@@ -39,3 +41,8 @@ class Lanes:
         """Have the current lane go on after all that both have been given so far."""
         for stream in self.streams:
             torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+    def end(self) -> None:
+        """Have the other lane's next work wait for all that the caller's lane has been given."""
+        for other in self.streams[1:]:
+            other.wait_stream(self.streams[0])

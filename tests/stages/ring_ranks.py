@@ -12,6 +12,7 @@ import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import fake_engine
@@ -27,7 +28,7 @@ from harness.problems.directions import make_output_gradient
 from harness.problems.inputs import make_inputs
 from stages import s10_ring
 from stages.common import tuner
-from stages.s10_ring import agreement, copies, local
+from stages.s10_ring import agreement, copies, lanes, local
 
 TIMEOUT = timedelta(seconds=60)  # of the process group
 PATIENCE = 240.0  # seconds for an answer; only a hang takes so long
@@ -181,6 +182,50 @@ def run_by_engine(problems, world, folder, late, overlap):
     """What `run` gives of each problem, in turn, by a copy engine that is made up."""
     with fake_engine.engine(folder, late):
         return [run(each, world, {"copies": "engine", "overlap": overlap}) for each in problems]
+
+
+class Clocked:
+    """A stream that is made up: it knows how much of each stream's work is done before its next."""
+
+    def __init__(self):
+        self.device, self.known = None, {self: 0}
+
+    def work(self):
+        self.known[self] += 1
+
+    def wait_stream(self, other):
+        for stream, done in other.known.items():
+            self.known[stream] = max(self.known.get(stream, 0), done)
+
+
+def unread_at_the_end(problem, world, folder):
+    """How many pieces of gradients the other lane doesn't wait for, of how many, after a call."""
+    caller, other = Clocked(), Clocked()
+    now, plain, rounded = [caller], s10_ring.round_sums, []
+
+    @contextlib.contextmanager
+    def on(stream):
+        now.append(stream)
+        yield
+        now.pop()
+
+    def round_sums(*arguments):
+        now[-1].work()
+        rounded.append(now[-1])
+        plain(*arguments)
+
+    cuda = SimpleNamespace(stream=on, current_stream=lambda device: now[-1])
+    made = lanes.Lanes(torch.device("cpu"), False)
+    made.streams = [caller, other]
+    with (
+        fake_engine.engine(folder, False),
+        patch.object(lanes, "torch", SimpleNamespace(cuda=cuda)),
+        patch.object(agreement, "Lanes", lambda device, two: made),
+        patch.object(s10_ring, "round_sums", round_sums),
+    ):
+        run(problem, world, {"copies": "engine"})
+    assert rounded == [caller] * len(rounded)
+    return caller.known[caller] - other.known.get(caller, 0), len(rounded)
 
 
 def run_by_another_engine(problem, world, folder, moment):

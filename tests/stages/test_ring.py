@@ -269,6 +269,13 @@ def test_the_copy_engine_gives_the_bits_of_the_group(ranks, world, late, overlap
         assert all((x == y).all() for x, y in zip(outputs, same, strict=True))
 
 
+def test_memory_of_the_other_lane_is_freed_after_it_was_read(ranks, tmp_path):
+    """A call on another stream, of another group, may take it at once."""
+    given = problem(24), 3, str(tmp_path)
+    # two halves, each of dq, and of dk and dv
+    assert ranks.all(ring_ranks.unread_at_the_end, *given, ranks=3) == [(0, 4)] * 3
+
+
 @pytest.mark.parametrize("moment", ["forward", "backward"])
 def test_ranks_have_slots_alike_after_one_has_changed_its_gpu(ranks, moment, tmp_path):
     """Else that rank would reserve some alone, and all would wait."""
