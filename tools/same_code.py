@@ -177,17 +177,15 @@ def same_kinds(before: dict[str, str], now: dict[str, str]) -> dict[int, set[Kin
     kernels_of[9] = {*PLACES} | kernels_of[7]
     found: dict[int, set[Kind]] = {}
     for number, own in kernels_of.items():
-        differs: dict[Kind, bool] = {}
+        of_kind: dict[Kind, list[bool]] = {}
         for what in {*before, *now}:
             which, *about = what.split()
             dtype = "float16" if "bfloat16" in about else about[2]
             # few rows of float32 go from stage 9 to stage 8
             if which in own or ((number, {which}) == (9, kernels_of[8]) and dtype != "float16"):
                 for width in widths_of(which, about[0]):
-                    differs[dtype, width] = differs.get((dtype, width), False) or (
-                        before.get(what) != now.get(what)
-                    )
-        found[number] = {kind for kind, any_does in differs.items() if not any_does}
+                    of_kind.setdefault((dtype, width), []).append(before.get(what) == now.get(what))
+        found[number] = {kind for kind, same in of_kind.items() if all(same)}
     return found
 
 

@@ -313,5 +313,4 @@ def odd() -> str:
     header = "mask and sizes | the first N | the second N | four heads share keys"
     header += " | lengths as the first N | as the second"
     note = "n x: a call's time over that of the first N. Not timed in turns: medians."
-    notes = [note, *cut_off(len(env["plan"]), len(cells))]
-    return text.part(header, body, " ".join(notes), env)
+    return text.part(header, body, " ".join([note, *not_measured(env, cells)]), env)

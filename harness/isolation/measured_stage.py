@@ -68,8 +68,8 @@ class MeasuredStage:
     def write(self, outputs: Any, ending: str = "") -> None:
         """Write outputs for the judge, to the stage's file with this ending of its name.
 
-        The ranks of a world put theirs together, the heads that are judged, and the first one
-        writes them.
+        The ranks of a world put together what they have of the heads that are judged, and the
+        first one writes it.
         """
         given = self.whole.tensors
         if self.problem.world > 1:
