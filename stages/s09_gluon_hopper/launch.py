@@ -163,6 +163,15 @@ def plan(d: int, causal: bool, Nk: int) -> Config:
     return THREE_CTAS if causal and Nk <= 1024 else THREE_CONSUMERS
 
 
+def section_of(heads: int, most: int) -> int:
+    """Return how many of `heads` a section has, `most` or 1: as many in each section as can be.
+
+    The last tiles of a section are short. A last section of few heads begins with long ones again,
+    which few multiprocessors have.
+    """
+    return -(-heads // -(-heads // max(1, most)))
+
+
 @functools.lru_cache(maxsize=MOST_KEPT)
 def forward_launch(
     q_shape: tuple[int, ...], k_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device,
@@ -179,7 +188,7 @@ def forward_launch(
         return None
     # the blocks of a head are neighbours, and read the same K and V; under a causal mask the same
     # block of the heads whose K and V fit the L2, so that the longest blocks come first
-    section = min(H // Hk * (max(1, L2_BYTES // (4 * Nk * d)) if causal else 1), B * H)
+    section = H // Hk * (section_of(B * Hk, L2_BYTES // (4 * Nk * d)) if causal else 1)
     masked_tiles = int(causal or has_seqlens or Nk % BLOCK_N != 0)
     if causal and (Nk - Nq) % 64:  # the diagonal of 64 rows may cross the border of two KV tiles
         masked_tiles = 2
@@ -281,7 +290,7 @@ def backward_launches(
     tile = {"BLOCK_M": BLOCK_M, "BLOCK_D": BLOCK_D, "num_warps": 4 if BLOCK_D <= 128 else 8}
     of_rows = (*itertools.chain(*strides), Nq, padded_rows, d)
     # key heads whose queries, dO and sums of dQ fit the L2 cache together
-    section = min(max(1, L2_BYTES // (8 * H // Hk * Nq * d)), B * Hk)
+    section = section_of(B * Hk, L2_BYTES // (8 * H // Hk * Nq * d))
     tiles = B * Hk * -(-Nk // BACKWARD_BLOCK_N)
     grid = (min(multiprocessors(device), tiles),)
     constants: dict[str, Any] = {

@@ -42,6 +42,16 @@ def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("heads", [1, 2, 7, 40, 256])
+def test_sections_are_as_few_as_can_be_and_none_has_more_heads_than_it_need(heads):
+    for most in range(heads + 2):
+        size = STAGE.launch.section_of(heads, most)
+        sections = -(-heads // size)
+        assert 1 <= size <= max(1, most)
+        assert sections == -(-heads // max(1, most))
+        assert sections * (size - 1) < heads
+
+
 @pytest.mark.slow
 def test_the_backward_pass_goes_from_its_call_to_the_launches(launcher):
     (B, H, Nq), (_, Hk, Nk) = SHAPES
