@@ -104,7 +104,6 @@ def producer(q_desc, do_desc, rows_desc, key_descs, counter_ptr, queries, key_pi
     kv_count = 0  # work tiles so far
     tile = gl.program_id(0)
     while tile < scheduler.tiles:
-        fetched = scheduler.fetch(counter_ptr)  # one work tile early, as in the forward pass
         b, h_k, block = scheduler.place(tile, Hk, False)  # those that most rows see first
         start_n = block * problem.BLOCK_N
         Nk_valid = problem.valid_keys(b)
@@ -119,7 +118,7 @@ def producer(q_desc, do_desc, rows_desc, key_descs, counter_ptr, queries, key_pi
                 queries.producer_load(q_desc, do_desc, rows_desc, b, h, start_m, q_count)
                 q_count += 1
         kv_count += 1
-        tile = fetched + gl.num_programs(0)
+        tile = scheduler.fetch(counter_ptr) + gl.num_programs(0)  # late, as in the forward pass
     scheduler.publish((0, 0, 0, 0, 0), kv_count)  # there is no next work tile
 
 
