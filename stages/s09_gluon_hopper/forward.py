@@ -54,6 +54,7 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, q_pipes, k_pipe, v_pipe, sched
     q_count = 0  # work tiles so far
     tile = gl.program_id(0)
     while tile < scheduler.tiles:
+        fetched = scheduler.fetch(counter_ptr)  # one work tile early, while there is time
         b, h, block = scheduler.place(tile, problem.H, problem.CAUSAL)  # the longest ones first
         start_m = block * problem.BLOCK_M
         Nk_valid = problem.valid_keys(b)
@@ -71,8 +72,6 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, q_pipes, k_pipe, v_pipe, sched
             load_parts(v_pipe, v_desc, b, h_k, before, kv_count + j - 1, PARTS)
             if not problem.OVERLAP:
                 load_parts(k_pipe, k_desc, b, h_k, start_n, kv_count + j, PARTS)
-        # late: a CTA that took the next work tile before a long one would keep it from idle CTAs
-        fetched = scheduler.fetch(counter_ptr)
         load_parts(v_pipe, v_desc, b, h_k, start_n, kv_count + n_tiles - 1, PARTS)
         kv_count += n_tiles
         q_count += 1
