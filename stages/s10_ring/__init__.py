@@ -15,8 +15,8 @@ meet all keys, so at hop s = 0, 1, ..., W - 1 it
 
 The backward pass goes round once more, with the o and lse of all keys (local.py). dK and dV travel,
 too, one hop behind the K and V they belong to: each rank adds its share. The keys of its own that a
-rank sees are done in two halves: the first while the first K and V come, the second while the sums
-of all others come home. Read the rest of the stage in this order:
+rank sees are done in pieces: a quarter while the first K and V come, a quarter beside the last tiles
+of the first hop, the rest while all sums come home. Read the rest of the stage in this order:
 
     schedule.py      who holds what, and which block of attention each hop is; why zigzag
     merge.py         how results over different keys become one; merge_kernel.py is its kernel
@@ -40,6 +40,7 @@ What it bought: a sequence that one GPU can't hold, or 1 / W of the time (Ring A
 Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 """
 
+import itertools
 import os
 from functools import partial
 from typing import Any, NamedTuple
@@ -146,7 +147,7 @@ def backward(
         dkv = [dk, dv] if wants_kv else []
         return Sums(now.rows.start, [dq] if wants_q else []), Sums(0, dkv)
 
-    first, *second = halves(q, k)
+    first, *rest = pieces(q, k)
     lanes, kv = plan.lanes(k.device), [x.contiguous() for x in own]
     exchange.post(kv, [plan.shape(1, k)] * 2)
     kept = [(first, *share(plan.hop(0), own, first))]
@@ -161,14 +162,17 @@ def backward(
             if going:
                 exchange.post(going, coming)
             shares = share(now, kv) if step == 1 or not now.empty else (NONE, NONE)
+            if step == 1:  # takes what the hop's last tiles leave
+                with lanes.of(0):
+                    kept += [(piece, *share(plan.hop(0), own, piece)) for piece in rest[:-1]]
             arrived = exchange.wait() if going else []
             kv, sums = arrived[: 2 * more], Sums(0, arrived[2 * more :])
             dq, sums = add(dq, shares[0]), add(sums, shares[1])
             del shares, going, arrived  # before the next hop's are made
         if sums.tensors:
             exchange.post(sums.tensors, [plan.sums_shape(world, k)] * 2)  # home
-        kept += [(piece, *share(plan.hop(0), own, piece)) for piece in second]
-    if sums.tensors:  # a first half needs what came home, and not the second
+        kept += [(piece, *share(plan.hop(0), own, piece)) for piece in rest[-1:]]
+    if sums.tensors:  # the first half needs what came home, and not the second
         sums = Sums(0, exchange.wait())
     else:
         lanes.meet()
@@ -181,13 +185,13 @@ def backward(
     return tuple(x if want else None for x, want in zip(totals, plan.wanted, strict=True))
 
 
-def halves(q: Tensor, k: Tensor) -> list[Piece]:
-    """Two halves of the batch, or of a single entry's heads; or all, if that is one head."""
+def pieces(q: Tensor, k: Tensor) -> list[Piece]:
+    """Two quarters and a half of the batch, or of a single entry's heads; fewer of less than 4."""
     (B, H), Hk = q.shape[:2], k.shape[1]
+    group, count = H // Hk, B if B > 1 else Hk
+    cuts = itertools.pairwise(sorted({0, count // 4, count // 2, count}))
     if B > 1:
-        return [(each, ALL, ALL) for each in (slice(0, B // 2), slice(B // 2, B))]
-    group, middle = H // Hk, Hk // 2
-    cuts = [(0, middle), (middle, Hk)] if middle else [(0, Hk)]
+        return [(slice(a, b), ALL, ALL) for a, b in cuts]
     return [(ALL, slice(a * group, b * group), slice(a, b)) for a, b in cuts]
 
 
