@@ -133,8 +133,10 @@ def join_late(connection, order):
 
     def store(host, port, *more, **options):
         if order.rank == 0:
-            with socket.create_server((host, 0)) as free:
-                port = free.getsockname()[1]
+            bound = socket.socket()  # nobody else gets the port, and nobody listens yet
+            bound.bind((host, 0))
+            port = bound.getsockname()[1]
+            options["master_listen_fd"] = bound.detach()
             Path(order.meeting).write_text(str(port))
             time.sleep(10 * order.patience)
         stores.append(plain(host, port, *more, **options))
