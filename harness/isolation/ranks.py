@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from harness.isolation.child import START_LIMIT, ChildFailed
-from harness.isolation.messages import Link, Order, Out
-from harness.isolation.session import Session
+from harness.isolation.messages import Link, Loads, Order, Out, Ready
+from harness.isolation.session import LATE, Session
 from harness.measures.samples import ONE_CALL
 from harness.records.files import write
 
 PATIENCE: Final = 5.0  # seconds for the others' answers after a failure, or after their time is up
+MEETING: Final = 2 * START_LIMIT  # seconds; the parent, which knows who is late, gives up before
 LARGEST: Final = ("time_ms", "late", "first_call_ms", "call_ms", "peak_bytes", "launch_ms",
                   "small_ms")  # fields of which the largest among the ranks counts  # fmt: skip
 BACKENDS: Final = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -38,6 +39,7 @@ class Ranks:
         self, target: Callable[..., None], orders: Sequence[Order], memory: int, load: float
     ) -> None:
         self.sessions = [Session(target, order, memory=memory, load=load) for order in orders]
+        self.load = min(START_LIMIT, load)
 
     def attempt(self, rank: int, step: Callable[..., Any], *arguments: Any) -> Any:
         """Carry out a step of one rank; where it fails, end all ranks, and name it."""
@@ -51,8 +53,9 @@ class Ranks:
         """Wait until all ranks are ready. They wait for each other before they load a stage."""
         for session in self.sessions:
             session.start()
-        for rank, session in enumerate(self.sessions):
-            self.attempt(rank, session.ready)
+        if any(session.greeted is None for session in self.sessions):
+            for greeting, seconds in ((Loads, START_LIMIT), (Ready, self.load)):
+                self.receive(greeting, seconds=seconds, late=LATE.format(seconds))
 
     def send(self, message: object) -> None:
         """Send a message to all ranks."""
@@ -150,7 +153,8 @@ def join(order: Order) -> None:
         patience *= 10  # NCCL would end the process at that time, and the wrong one be blamed
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may have no address
-    limit, meeting = timedelta(seconds=patience), Path(order.meeting)
+    # ranks may start seconds apart where a machine is busy: that is not the group's patience
+    limit, meeting = timedelta(seconds=MEETING), Path(order.meeting)
     if order.rank == 0:
         store = distributed.TCPStore(HERE, 0, world, True, limit, wait_for_workers=False)
         write(meeting, str(store.port))
@@ -158,12 +162,13 @@ def join(order: Order) -> None:
         while not meeting.exists():
             time.sleep(MOMENT)
         store = distributed.TCPStore(HERE, int(meeting.read_text()), world, False, limit)
-    # ranks may start seconds apart where a machine is busy: that is not the group's patience
     store.set(f"rank {order.rank}", "is there")
-    store.wait([f"rank {rank}" for rank in range(world)], timedelta(seconds=START_LIMIT))
+    store.wait([f"rank {rank}" for rank in range(world)])
+    limit = timedelta(seconds=patience)
     distributed.init_process_group(
         BACKENDS[device], store=store, rank=order.rank, world_size=world, timeout=limit
     )
+    store.set_timeout(limit)  # of what a stage asks the group's store
 
 
 def aligner(device: str) -> Callable[[], object]:

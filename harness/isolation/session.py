@@ -16,6 +16,7 @@ from harness.records.values import BadRecord, check_fields, rules
 
 Own = TypeVar("Own", bound="Session")
 
+LATE: Final = "did not load in {:g} s"
 LONGEST_NAME: Final = 40  # characters of an unexpected event's name, in a reason
 
 
@@ -55,7 +56,7 @@ class Session:
         self.memory, self.load = memory, load
         self.greeting = greeting
         self.child: Child | None = None
-        self.greeted: Any = None
+        self.greeted: Any = None  # the last of Loads and `greeting` that came
         self.output = ""  # output of children that have ended
 
     def start(self) -> Child:
@@ -65,18 +66,14 @@ class Session:
             self.child = self.begin()
         return self.child
 
-    def ready(self, seconds: float = START_LIMIT, late: str = "did not load in {:g} s") -> Any:
+    def ready(self, seconds: float = START_LIMIT, late: str = LATE) -> Any:
         """Wait until the child is ready; returns its 'ready'. `late`: the reason of a timeout."""
-        child = self.start()
+        self.start()
         if self.greeted is None:
             late = late.format(seconds)
             message = self.receive(Loads, self.greeting, seconds=seconds, late=late)
-            if self.memory is not None:
-                child.limit_memory(self.memory)
             if isinstance(message, Loads):
-                seconds = min(seconds, self.load)
-                message = self.receive(self.greeting, seconds=seconds, late=late)
-            self.greeted = message
+                self.receive(self.greeting, seconds=min(seconds, self.load), late=late)
         return self.greeted
 
     def ask(self, message: object, *kinds: type, seconds: float, late: str) -> Any:
@@ -96,20 +93,28 @@ class Session:
 
         `late`: the reason where none comes within `seconds`.
         """
-        try:
-            return believe(self.start().receive(seconds, late), *kinds)
-        except ChildFailed:
-            self.end()
-            raise
+        return self.checked(functools.partial(self.start().receive, seconds, late), *kinds)
 
     def next_message(self, *kinds: type) -> Any:
         """The child's next message, or None where it has not sent one yet."""
+        return self.checked(self.start().next_message, *kinds)
+
+    def checked(self, read: Callable[[], Message | None], *kinds: type) -> Any:
+        """The message that `read` gives, one of `kinds`, or None; a failure ends the child.
+
+        The first one limits the child's memory.
+        """
         try:
-            message = self.start().next_message()
-            return None if message is None else believe(message, *kinds)
+            message = read()
+            found = None if message is None else believe(message, *kinds)
         except ChildFailed:
             self.end()
             raise
+        if isinstance(found, (Loads, self.greeting)):
+            if self.greeted is None and self.memory is not None:
+                self.start().limit_memory(self.memory)
+            self.greeted = found
+        return found
 
     def printed(self) -> str:
         """The output of the child since the last call, or the end of it (Child.printed)."""

@@ -261,21 +261,22 @@ def by_heads(
 def make_oracles(problem: Problem) -> dict[str, Oracle]:
     """Make the oracle of each output of `problem`'s direction, by name, in OUTPUTS' order.
 
-    They are of the heads that are judged (harness/problems/judged.py).
+    They are of the heads that are judged (harness/problems/judged.py), on the problem's device.
     """
     wanted = OUTPUTS[problem.direction]
-    oracles = {"o": make_oracle(problem)} if "o" in wanted else {}
+    dO = [make_output_gradient(problem)] if "dq" in wanted else []
+    inputs = tuple(judged_heads(problem, x) for x in (*make_inputs(problem), *dO))
+    problem = judged_problem(problem)
+    oracles = {"o": make_oracle(problem, *inputs[:3])} if "o" in wanted else {}
     if "dq" in wanted:
-        oracles |= zip(("dq", "dk", "dv"), make_gradient_oracles(problem), strict=True)
+        oracles |= zip(("dq", "dk", "dv"), make_gradient_oracles(problem, inputs), strict=True)
     return oracles
 
 
-def make_oracle(problem: Problem) -> Oracle:
-    """Make the oracle of o = attend(q, k, v) of `problem`, on the problem's device."""
+def make_oracle(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Oracle:
+    """Make the oracle of o = attend(q, k, v)."""
     stage3: Attend = stages.by_number(YARDSTICK).attend
     dtype = getattr(torch, problem.dtype)
-    q, k, v = (judged_heads(problem, x) for x in make_inputs(problem))
-    problem = judged_problem(problem)
 
     def attended(attend: Attend, kind: torch.dtype) -> torch.Tensor:
         def compute(part: Problem, *given: torch.Tensor) -> Tensors:
@@ -303,13 +304,10 @@ def make_oracle(problem: Problem) -> Oracle:
     return Oracle(out64, out3, bound)
 
 
-def make_gradient_oracles(problem: Problem) -> list[Oracle]:
-    """Make the oracles of dq, dk and dv of `problem`, on the problem's device."""
+def make_gradient_oracles(problem: Problem, inputs: Tensors) -> list[Oracle]:
+    """Make the oracles of dq, dk and dv of `inputs`: q, k, v, dO."""
     stage3: Attend = stages.by_number(YARDSTICK).attend
     dtype = getattr(torch, problem.dtype)
-    drawn = (*make_inputs(problem), make_output_gradient(problem))
-    inputs = tuple(judged_heads(problem, x) for x in drawn)
-    problem = judged_problem(problem)
     wide = torch.promote_types(dtype, torch.float32)
 
     def by_autograd(part: Problem, *given: torch.Tensor) -> Tensors:

@@ -167,10 +167,14 @@ def agree(
     own     what may differ
     error   what is wrong with this rank's arguments
 
-    All of it as JSON has it. Raises ValueError where a rank has an error or `shared` differs, in
-    the same words on every rank; RuntimeError that names those which don't answer in time, or gave
-    up.
+    All of it as JSON has it. Raises ValueError where a rank has an error, captures a CUDA graph, or
+    `shared` differs, in the same words on every rank; RuntimeError that names those which don't
+    answer in time, or gave up.
     """
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        # replays would have no agreement, and all write to the slots of the captured exchanges
+        outside = "one outside: a replay leaves out what the CPUs of all ranks do at each call"
+        error = str(wrong("call", "one that a CUDA graph captures", outside))
     store, rank, world = _get_process_group_store(group), dist.get_rank(group), group.size()
     number, keys = next_keys(group)
     try:

@@ -12,6 +12,7 @@ import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -386,6 +387,23 @@ def refused(case, where, world):
         return s10_ring.ring(**given).shape
     except Exception as error:
         return type(error).__name__, str(error)
+
+
+def captured(problem, world, folder):
+    """What calls say while rank 1 captures a CUDA graph; then the gradients of one that doesn't."""
+    group, here = GROUPS[world], dist.get_rank() == 1
+    *inputs, dO = parts_of(problem, s10_ring, group, True)
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    cuda = {"is_initialized": lambda: here, "is_current_stream_capturing": lambda: here}
+    with fake_engine.engine(folder, False):
+        call = partial(s10_ring.ring, *leaves, causal=True, group=group)
+        o = call(copies="engine")
+        back = partial(torch.autograd.grad, o, leaves, dO, retain_graph=True)
+        with patch.multiple(torch.cuda, **cuda):
+            calls = [partial(call, copies=how) for how in ("engine", "group")]
+            calls += [back, partial(s10_ring.unshard, o, causal=True, group=group)]
+            words = ["{}: {}".format(*said(each)) for each in calls]
+        return words, [s10_ring.unshard(x, causal=True, group=group).numpy() for x in back()]
 
 
 def shard(problem):

@@ -31,7 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import stages
 from harness.measures.accuracy import Error
-from harness.measures.oracle import make_oracle
+from harness.measures.oracle import make_oracles
 from harness.problems.inputs import make_inputs
 
 INEXACT = [stage for stage in FAKES if stage.STAGE.exact_up_to is not None]
@@ -88,7 +88,7 @@ def test_a_stage_is_wrong_above_its_declared_n(stage, inputs, dtype):
         for nk in (most, most + 1, 2 * most, 4 * most):
             problem = a_problem(stage, inputs, dtype, seed, nq=33, h=2)
             problem = replace(problem, nk=nk)
-            o, oracle = attend(stage, *make_inputs(problem)), make_oracle(problem)
+            o, oracle = attend(stage, *make_inputs(problem)), make_oracles(problem)["o"]
             error = Error.between(o.cpu(), oracle.out64)
             assert error.within(oracle.bound) == (nk <= most), (nk, error, oracle.bound)
 
@@ -103,7 +103,7 @@ def test_its_error_grows_with_n(stage):
         ]
         errors.append(
             statistics.median(
-                Error.between(attend(stage, *make_inputs(p)).cpu(), make_oracle(p).out64).max
+                Error.between(attend(stage, *make_inputs(p)).cpu(), make_oracles(p)["o"].out64).max
                 for p in problems
             )
         )

@@ -378,6 +378,18 @@ def test_a_ring_goes_on_after_a_refusal(ranks):
     check(ranks, problem(24), 3)
 
 
+def test_what_a_cuda_graph_captures_is_refused_by_all(ranks, tmp_path):
+    """A replay would write to the slots of the captured call, whatever is read there by then."""
+    asked = problem(24)
+    found = ranks.all(ring_ranks.captured, asked, 3, str(tmp_path), ranks=3)
+    same = ranks.one(ring_ranks.run, asked, 3, {}, ranks=3)
+    words = "ValueError: rank 1 of 3: call: got one that a CUDA graph captures, expected "
+    for said, gradients in found:
+        assert said == found[0][0] and len(said) == 4
+        assert all(each.startswith(words) for each in said), said
+        assert all((x == y).all() for x, y in zip(gradients, same[1:], strict=True))
+
+
 def test_a_sequence_shorter_than_the_ring_is_refused(ranks):
     for failed in ranks.all(ring_ranks.shard, problem(3)):
         assert failed.args[0] == "ValueError"

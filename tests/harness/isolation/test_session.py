@@ -97,7 +97,7 @@ class FakeChild:
     started, ended, limits = [], [], []
 
     def __init__(self, target, *arguments):
-        self.messages = iter(arguments)
+        self.messages, self.read = iter(arguments), 0
         self.started.append(self)
         self.said = f"child {len(self.started)}\n"
 
@@ -106,13 +106,14 @@ class FakeChild:
         return said
 
     def receive(self, seconds, late):
+        self.read += 1
         return next(self.messages)
 
     def send(self, message):
         pass
 
     def limit_memory(self, memory):
-        self.limits.append(memory)
+        self.limits.append((memory, self.read))
 
     def end(self):
         self.ended.append(self)
@@ -120,8 +121,9 @@ class FakeChild:
 
 def test_a_session_waits_once_and_starts_anew_after_a_failure(monkeypatch):
     monkeypatch.setattr(session, "Child", FakeChild)
-    ready, bad = {"event": "ready"}, {"event": "failed", "status": "ok", "reason": ""}
-    with Session(None, ready, DONE, DONE, bad, memory=5) as asked:
+    bad = {"event": "failed", "status": "ok", "reason": ""}
+    said = {"event": "loads"}, {"event": "ready"}, DONE, DONE, bad
+    with Session(None, *said, memory=5) as asked:
         assert asked.printed() == "" and FakeChild.started == []  # nothing runs before it is due
         for _ in range(2):
             assert asked.ask({}, Done, seconds=1.0, late="late") == BELIEVED
@@ -131,5 +133,5 @@ def test_a_session_waits_once_and_starts_anew_after_a_failure(monkeypatch):
         assert FakeChild.ended == FakeChild.started
         assert asked.ask({}, Done, seconds=1.0, late="late") == BELIEVED
         assert asked.printed() == "child 2\n"
-    assert FakeChild.limits == [5, 5]
+    assert FakeChild.limits == [(5, 1)] * 2  # before it loads other people's code, and not again
     assert FakeChild.ended == FakeChild.started and len(FakeChild.started) == 2

@@ -20,8 +20,6 @@ from harness.measures import oracle as oracle_module
 from harness.measures.accuracy import Error, Oracle, judge_outputs
 from harness.measures.oracle import (
     gradients_in_blocks,
-    make_gradient_oracles,
-    make_oracle,
     make_oracles,
     rounded_gradients,
     row_blocks,
@@ -31,7 +29,6 @@ from harness.problems.directions import OUTPUTS, make_output_gradient
 from harness.problems.inputs import make_inputs
 
 stage3 = stages.by_number(3).attend
-NAMES = ("dq", "dk", "dv")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -96,6 +93,11 @@ def sizes_of(asked):
     return found[0].sqrt(), dk2.sqrt(), dv2.sqrt()
 
 
+def gradient_oracles(asked):
+    """The oracles of dq, dk, dv."""
+    return [*make_oracles(replace(asked, direction="bwd")).values()]
+
+
 def float64_rounding(asked):
     """How far apart two float64 gradients may be, each of dq, dk, dv: twice the rule's floor."""
     s_max = scores(*make_inputs(asked)[:2]).abs().max().item()
@@ -107,7 +109,7 @@ def float64_rounding(asked):
 @given(problems())
 def test_the_truth_is_float64s_own_gradient(asked):
     """Dense autograd's, up to rounding; 0 where a row sees no key, or a key is seen by none."""
-    oracles = make_gradient_oracles(asked)
+    oracles = gradient_oracles(asked)
     for oracle, expected, bound in zip(oracles, dense_gradients(asked), float64_rounding(asked)):
         assert oracle.out64.dtype == torch.float64 and oracle.out64.shape == expected.shape
         assert oracle.out3.dtype == getattr(torch, asked.dtype)
@@ -123,11 +125,11 @@ def test_the_truth_is_float64s_own_gradient(asked):
 @given(problems(), st.integers(1, 5))
 def test_blocks_are_the_whole(asked, rows):
     """The oracles in blocks of a few query rows are those of all rows at once."""
-    whole = make_gradient_oracles(asked)
+    whole = gradient_oracles(asked)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(oracle_module, "BLOCK_BYTES", rows * 8 * asked.b * asked.h * asked.nk)
         assert len(list(row_blocks(asked))) == math.ceil(asked.nq / rows)
-        parts = make_gradient_oracles(asked)
+        parts = gradient_oracles(asked)
     for one, other, rounding in zip(whole, parts, float64_rounding(asked)):
         assert (one.out64 - other.out64).abs().max() <= rounding
         if asked.dtype in ("float32", "float64"):  # in half precision stage 3 need not be exact
@@ -224,8 +226,7 @@ def case(shape, dtype, inputs, seed=7):
 
 def verdict(asked, gradients):
     """What the judge says of dq, dk, dv."""
-    oracles = dict(zip(NAMES, make_gradient_oracles(asked), strict=True))
-    return judge_outputs([x.double() for x in gradients], oracles)
+    return judge_outputs([x.double() for x in gradients], make_oracles(asked))
 
 
 @pytest.mark.slow
@@ -276,7 +277,7 @@ def test_one_key_leaves_room_for_rounding_and_for_nothing_else(dtype):
     u = torch.finfo(getattr(torch, dtype)).eps
     dp = (dO @ v.mT).abs()  # (1, 1, 30, 1), and delta is as large
     largest = (2 * dp * k.abs()).max().item() * 16**-0.5
-    dq, dk, dv = make_gradient_oracles(asked)
+    dq, dk, dv = gradient_oracles(asked)
     assert (dq.out64 == 0).all() and (dk.out64 == 0).all() and dv.out64.norm() > 0
     assert u * largest < dq.bound.max < 20 * u * (1 + scores(q, k).abs().max()) * largest
     assert 0 < dq.bound.rel < 1 and 0 < dk.bound.rel < 1
@@ -348,7 +349,7 @@ def test_the_bound_is_three_yardsticks_and_the_floor(dtype, inputs):
         yardsticks = prepare(stage3, "bwd", q, k, v, make_output_gradient(asked))()
         floor = 4 * u * (1 + scores(q, k).abs().max().item())
     truths = dense_gradients(asked)
-    rows = zip(make_gradient_oracles(asked), yardsticks, truths, sizes_of(asked), strict=True)
+    rows = zip(gradient_oracles(asked), yardsticks, truths, sizes_of(asked), strict=True)
     for oracle, yardstick, truth, size in rows:
         size = torch.maximum(size, truth.abs())
         most, rel = figures(yardstick, truth)
@@ -371,9 +372,9 @@ def test_tf32_is_judged_by_truncated_operands(monkeypatch):
     ds = cut(p * (cut(dO) @ cut(v).mT - delta))
     found = scale * (ds @ cut(k)), scale * (ds.mT @ cut(q)), cut(p).mT @ cut(dO)
     floor = 4 * torch.finfo(torch.float32).eps * (1 + scores(q, k).abs().max().item())
-    oracles = make_gradient_oracles(asked)
+    oracles = gradient_oracles(asked)
     assert switched == ["ieee", "tf32"]  # the yardstick itself was computed in IEEE
-    ieee = make_gradient_oracles(replace(asked, precision="ieee"))
+    ieee = gradient_oracles(replace(asked, precision="ieee"))
     rows = zip(oracles, ieee, found, dense_gradients(asked), sizes_of(asked), strict=True)
     for oracle, narrow, yardstick, truth, size in rows:
         most, rel = figures(yardstick, truth)
@@ -411,16 +412,19 @@ def test_the_largest_errors_are_told_and_the_first_output_that_misses():
 
 
 def test_an_error_beyond_float64_is_no_number_and_no_end():
-    oracles = {"o": make_oracle(problem(nq=4, nk=4, d=2, dtype="float64", precision="float64"))}
+    oracles = make_oracles(problem(nq=4, nk=4, d=2, dtype="float64", precision="float64"))
     found = judge_outputs([torch.full((1, 1, 4, 2), 1e300, dtype=torch.float64)], oracles)
     assert not found["exact"] and found["finite"]
     assert found["err_f64_rel"] is None and found["err_f64_max"] == 1e300
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "train"])
-def test_every_output_of_a_direction_has_its_oracle(direction):
+def test_every_output_of_a_direction_has_its_oracle(direction, monkeypatch):
     asked = problem(nq=9, nk=7, d=4, causal=True, direction=direction)
+    drawn = []
+    monkeypatch.setattr(oracle_module, "make_inputs", lambda x: drawn.append(x) or make_inputs(x))
     oracles = make_oracles(asked)
+    assert drawn == [asked]  # once: for 262144 tokens that takes seconds
     assert tuple(oracles) == OUTPUTS[direction]
     q, k, v = make_inputs(asked)
     call = prepare(bind(stage3, asked), direction, q, k, v, make_output_gradient(asked))
@@ -428,7 +432,7 @@ def test_every_output_of_a_direction_has_its_oracle(direction):
         assert torch.equal(oracle.out3, x)
         assert oracle.error(x).within(oracle.bound)
     if direction == "train":
-        alone = make_oracle(replace(asked, direction="fwd"))
+        [alone] = make_oracles(replace(asked, direction="fwd")).values()
         assert torch.equal(alone.out64, oracles["o"].out64) and alone.bound == oracles["o"].bound
 
 

@@ -3,6 +3,7 @@
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import held
 import pytest
@@ -13,7 +14,9 @@ from made_up import make_stage_info, problem
 from course.suites import SUITES
 from course.suites import names as suite_names
 from harness.isolation.judge import Judge, NoVerdict
+from harness.isolation.messages import Out
 from harness.isolation.roster import StageInfo, describe_files, read_stages
+from harness.measures.samples import Series
 from harness.problems import cost
 from harness.records import jsonl
 from harness.records.code import PEERS, built_in_files
@@ -457,6 +460,29 @@ def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):
     assert "2 hours" in reason(native, 12 * most)
     assert reason(native, 12 * most, "cuda") is None
     assert reason(interpreted, 12 * most) is None  # it is called once
+
+
+@pytest.mark.parametrize(
+    ("ms", "launches", "rows"),
+    [(0.01, 20, 5), (2.5, 16, 5), (8.0, 5, 5), (25.0, 2, 4), (60.0, 2, 1), (5000.0, 2, 1)],
+)
+def test_fewer_launches_are_timed_where_calls_take_long(ms, launches, rows):
+    """Five rows of two would take the budget of calls that take seconds."""
+    asked = []
+
+    def ask(message, *kinds, **limits):
+        asked.append(message)
+        return Out("crashed", "made up", refused=False)
+
+    given = plan.Comparison([Cell(make_stage_info(90), PROBLEM)], LIMITS)
+    outcome = process.Outcome(given.cells[0].stage, PROBLEM)
+    with process.ComparisonProcess(given, [outcome], None, print) as one:
+        one.session, one.left, one.credible = SimpleNamespace(ask=ask, end=list), {0: 1.0}, {0}
+        one.series = {0: Series(None, "cuda")}
+        one.series[0].samples_ms = [ms]
+        with pytest.raises(process.Dropped):
+            one.finish_one(0)
+    assert [(finish.launches, finish.rows) for finish in asked] == [(launches, rows)]
 
 
 def test_bad_problems_are_refused_before_stages_are_loaded(monkeypatch, capsys):

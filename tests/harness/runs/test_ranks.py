@@ -1,6 +1,10 @@
 """Several ranks measured as one stage: what is right, what fails, and what a failure costs."""
 
+import os
 import re
+import socket
+import time
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +17,7 @@ from harness.isolation import ranks
 from harness.isolation.child import ChildFailed
 from harness.isolation.fork_server import server_pid
 from harness.isolation.judge import Judge
-from harness.isolation.messages import Checked, Out
+from harness.isolation.messages import Checked, Failed, Loads, Order, Out, Ready, tell
 from harness.isolation.processes import descendants
 from harness.isolation.roster import describe_files
 from harness.measures.samples import Sampled
@@ -81,6 +85,77 @@ def test_the_bytes_are_those_that_stage_10_sends(tmp_path, direction):
     first = outcome.printed.split("call")[1]  # the first rank's; the link is measured after it
     sent = [int(size) for size in re.findall(r"sent (\d+)\.", first)]
     assert sum(sent[: sent.index(ranks.LINK_BYTES["cpu"])]) == sent_bytes(given, "ring")
+
+
+# ---- how ranks start
+
+
+def start(target, meeting, patience):
+    """Two ranks that run `target` are ready; they are ended then."""
+    orders = [
+        Order(problem(world=2), (), True, False, False, 1 << 30, rank, str(meeting), patience)
+        for rank in range(2)
+    ]
+    together = ranks.Ranks(target, orders, 1 << 30, ranks.START_LIMIT)
+    try:
+        together.ready()
+        assert [type(session.greeted) for session in together.sessions] == [Ready] * 2
+        assert all(session.child.memory == 1 << 30 for session in together.sessions)
+    finally:
+        together.end()
+
+
+def join_or_fail(how, connection, order):
+    """A rank; the second one fails before it has met the other."""
+    if order.rank == 1 and how == "says why":
+        tell(connection, Failed("out-of-memory", "no room"))
+        time.sleep(ranks.MEETING)
+    if order.rank == 1:
+        os._exit(3)
+    ranks.join(order)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("says why", "rank 1: no room"),
+     ("ends", r"rank 1: its process ended \(exit code 3\) before it answered")],
+)  # fmt: skip
+def test_a_rank_that_fails_at_its_start_is_named_and_not_the_one_that_waits(tmp_path, how, reason):
+    with pytest.raises(ChildFailed, match=f"^{reason}$"):
+        start(partial(join_or_fail, how), tmp_path / "meeting", 1.0)
+
+
+def join_late(connection, order):
+    """A rank; the first one's store is there long after its port is, and then there is no group."""
+    from torch import distributed
+
+    plain, stores = distributed.TCPStore, []
+
+    def store(host, port, *more, **options):
+        if order.rank == 0:
+            bound = socket.socket()  # nobody else gets the port, and nobody listens yet
+            bound.bind((host, 0))
+            port = bound.getsockname()[1]
+            options["master_listen_fd"] = bound.detach()
+            Path(order.meeting).write_text(str(port))
+            time.sleep(10 * order.patience)
+        stores.append(plain(host, port, *more, **options))
+        return stores[0]
+
+    distributed.TCPStore = store
+    distributed.init_process_group = lambda *_, **__: None
+    ranks.join(order)
+    assert stores[0].timeout == timedelta(seconds=order.patience)  # of all that follows
+    tell(connection, Loads())
+    tell(connection, Ready())
+    time.sleep(ranks.MEETING)
+
+
+def test_ranks_may_meet_later_than_their_group_has_patience_for(tmp_path):
+    start(join_late, tmp_path / "meeting", 0.2)
+
+
+# ---- what they answer
 
 
 class Saying:
