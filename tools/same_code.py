@@ -9,12 +9,13 @@ bit: if so, an edit between the two changed neither the speed nor the results. N
 kernels and variables don't count. The exit code is 1 where something differs or is in one of the
 two only. With --note the records under results/ that have the code of a stage before are given its
 code of now, where all of its kernels are the same for the dtypes of the record, float32 in each way
-of multiplying it apart, and for the widths that stage 9 pads its d to: the pages don't call them
-edited since.
+of multiplying it apart, for the widths that stage 9 pads its d to, and for its passes: the pages
+don't call them edited since.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import struct
@@ -152,18 +153,20 @@ def codes_of(checkout: Path) -> dict[int, str]:
     return {int(number): code for number, code in json.loads(done.stdout).items()}
 
 
-Kind = tuple[str, int]  # a dtype as `jobs` names it, and one of WIDTHS
+Kind = tuple[str, int, str]  # a dtype as `jobs` names it, one of WIDTHS, and one of PLACES
 
 
 def kinds_of(cells: list[dict[str, Any]]) -> set[Kind]:
-    """The kinds of a stage's cells: all dtypes of 16 bits are 'float16'."""
+    """The kinds of a stage's cells: all dtypes of 16 bits are 'float16', gradients of both passes."""
     found = set()
     for cell in cells:
         dtype = cell.get("dtype") or "float16"
         if dtype == "float32" and cell.get("device") == "cuda":
             dtype = "tf32" if cell.get("precision") == "tf32" else "bf16x6"
         dtype = "float16" if dtype == "bfloat16" else dtype
-        found.add((dtype, next(x for x in WIDTHS if (cell.get("d") or 64) <= x)))
+        width = next(x for x in WIDTHS if (cell.get("d") or 64) <= x)
+        passes = ("forward",) if cell.get("direction") == "fwd" else PLACES
+        found |= {(dtype, width, which) for which in passes}
     return found
 
 
@@ -183,8 +186,9 @@ def same_kinds(before: dict[str, str], now: dict[str, str]) -> dict[int, set[Kin
             dtype = "float16" if "bfloat16" in about else about[2]
             # few rows of float32 go from stage 9 to stage 8
             if which in own or ((number, {which}) == (9, kernels_of[8]) and dtype != "float16"):
-                for width in widths_of(which, about[0]):
-                    of_kind.setdefault((dtype, width), []).append(before.get(what) == now.get(what))
+                passes = (which,) if which in PLACES else PLACES
+                for kind in itertools.product([dtype], widths_of(which, about[0]), passes):
+                    of_kind.setdefault(kind, []).append(before.get(what) == now.get(what))
         found[number] = {kind for kind, same in of_kind.items() if all(same)}
     return found
 

@@ -1,5 +1,6 @@
 """What tools/same_code.py notes in records: the code of now, for a stage that came out the same."""
 
+import itertools
 import json
 
 import same_code
@@ -7,12 +8,13 @@ import same_code
 
 def test_only_records_with_the_code_of_before_are_noted(tmp_path):
     (tmp_path / "gpu").mkdir()
-    rest = '{"kind": "cell", "stage": 6, "dtype": "float16", "x": 1.50}\n'
+    rest = '{"kind": "cell", "stage": 6, "dtype": "float16", "direction": "fwd", "x": 1.50}\n'
     for name, codes in {"same": "ab", "older": "xb", "none": ""}.items():
         stages = [{"stage": 6 + i, "code": code} for i, code in enumerate(codes)]
         env = {"kind": "env", "rungs": stages}
         (tmp_path / "gpu" / f"{name}.jsonl").write_text(json.dumps(env) + "\n" + rest)
-    changed = same_code.note({6: "a", 7: "b"}, {6: "A", 7: "B"}, {6: {("float16", 64)}}, tmp_path)
+    same = {6: {("float16", 64, "forward")}}
+    changed = same_code.note({6: "a", 7: "b"}, {6: "A", 7: "B"}, same, tmp_path)
     assert changed == ["gpu/same.jsonl"]
     first, *others = (tmp_path / "gpu" / "same.jsonl").read_text().splitlines(keepends=True)
     assert [stage["code"] for stage in json.loads(first)["rungs"]] == ["A", "b"]
@@ -28,10 +30,12 @@ def test_a_record_is_noted_where_its_own_kinds_came_out_the_same(tmp_path):
         "half": ("bfloat16", "bfloat16", "cuda"), "cpu": ("float32", "ieee", "cpu"),
         "tf32": ("float32", "tf32", "cuda"), "split": ("float32", "ieee", "cuda"),
         "narrow": ("float16", "float16", "cuda", 40), "wide": ("float16", "float16", "cuda", 72),
+        "trained": ("float16", "float16", "cuda", 64, "train"),
     }  # fmt: skip
-    for name, (dtype, precision, device, *d) in cells.items():
-        cell = {"stage": 6, "dtype": dtype, "precision": precision, "device": device}
-        cell["d"] = d[0] if d else 64
+    for name, (dtype, precision, device, *rest) in cells.items():
+        d, direction = (*rest, *(64, "fwd")[len(rest) :])
+        cell = {"stage": 6, "dtype": dtype, "precision": precision, "device": device, "d": d}
+        cell["direction"] = direction
         lines = (
             {"rungs": [{"stage": 6, "code": "a"}]},
             cell,
@@ -40,7 +44,7 @@ def test_a_record_is_noted_where_its_own_kinds_came_out_the_same(tmp_path):
         (tmp_path / "some" / f"{name}.jsonl").write_text(
             "".join(json.dumps(x) + "\n" for x in lines)
         )
-    same = {6: {("float16", 64), ("float32", 64)}}
+    same = {6: {("float16", 64, "forward"), ("float32", 64, "forward")}}
     assert same_code.note({6: "a"}, {6: "A"}, same, tmp_path) == [
         "some/cpu.jsonl",
         "some/half.jsonl",
@@ -54,8 +58,8 @@ def test_a_stage_is_the_same_where_all_kernels_that_it_launches_are():
         (f"{stage} a_kernel 64 {dtype} 90 plain" for stage in same_code.TRITON
          for dtype in ("float16", "bf16x6")), "a"
     ) | {"forward 64 bfloat16 THREE_CTAS causal": "a"}  # fmt: skip
-    half = {("float16", d) for d in same_code.WIDTHS}
-    both = half | {("bf16x6", d) for d in same_code.WIDTHS}
+    half = {*itertools.product(["float16"], same_code.WIDTHS, same_code.PLACES)}
+    both = half | {*itertools.product(["bf16x6"], same_code.WIDTHS, same_code.PLACES)}
     assert same_code.same_kinds(before, before) == dict.fromkeys(range(4, 10), both)
     for changed, others in ((6, (7, 9)), (7, (9,)), (8, (9,))):
         now = before | {f"{same_code.TRITON[changed - 4]} a_kernel 64 bf16x6 90 plain": "b"}
@@ -68,4 +72,4 @@ def test_a_stage_is_the_same_where_all_kernels_that_it_launches_are():
         ("forward 80 bfloat16 D_80 plain", {80}), ("backward 128 bfloat16 plain", {80, 96, 128}),
     ):  # fmt: skip
         found = same_code.same_kinds(before, before | {kernel: "new"})
-        assert found[9] == both - {("float16", d) for d in widths}
+        assert found[9] == both - {("float16", d, kernel.split()[0]) for d in widths}
