@@ -157,7 +157,7 @@ Kind = tuple[str, int, str]  # a dtype as `jobs` names it, one of WIDTHS, and on
 
 
 def kinds_of(cells: list[dict[str, Any]]) -> set[Kind]:
-    """The kinds of a stage's cells: all dtypes of 16 bits are 'float16', gradients of both passes."""
+    """The kinds of a stage's cells: 16 bits are always 'float16', gradients are of both passes."""
     found = set()
     for cell in cells:
         dtype = cell.get("dtype") or "float16"

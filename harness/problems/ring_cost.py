@@ -137,17 +137,21 @@ def forward_hops(problem: Problem, zigzag: bool) -> list[tuple[float, float, flo
 
 
 def backward_hops(problem: Problem, zigzag: bool) -> list[tuple[float, float, float]]:
-    """The same: half of the own keys, those of the others, the other half."""
+    """The same: a quarter of the own keys, one rank's, a quarter, those of the others, a half."""
     q, kv = part_bytes(problem)
     wide, gradients = (x / ITEMSIZE[problem.dtype] * GRADIENT_SIZE for x in (q, kv))
     own, *others = pairs(problem, zigzag)
-    first = own / 2 if problem.b * problem.hk > 1 else own  # a single head isn't cut
-    hops = [(first, kv, 0.0)]
+    count = problem.b if problem.b > 1 else problem.hk  # of fewer than 4 the first quarter is none
+    middle = (count // 2 or count) / count
+    first = count // 4 / count or middle
+    hops = [(own * first, kv, 0.0)]
     again = 2 * q + 3 * wide  # o, dO; dq's sums
     for hop, seen in enumerate(others, 1):
         sent = kv * (hop < problem.world - 1) + gradients * (hop > 1)
         hops.append((seen, sent, again + 3 * (wide + gradients) * (hop > 1)))
-    hops.append((own - first, gradients, 2 * (wide + gradients) + q + kv))
+        if hop == 1 and middle > first:
+            hops.append((own * (middle - first), 0.0, 0.0))
+    hops.append((own * (1 - middle), gradients, 2 * (wide + gradients) + q + kv))
     return hops
 
 

@@ -260,7 +260,7 @@ def test_the_copy_engine_gives_the_bits_of_the_group(ranks, world, late, overlap
     """On memory that is made up; tests/gpu/test_ring_on_gpus.py has the real one."""
     asked = [
         problem(24), problem(37, hk=2, dtype="float16"), problem(24, causal=False, direction="fwd"),
-        problem(70, causal=False), problem(24),
+        problem(70, causal=False, b=1), problem(24, b=1),
     ]  # fmt: skip
     given = asked, world, str(tmp_path), late, overlap
     found = ranks.one(ring_ranks.run_by_engine, *given, ranks=world)
