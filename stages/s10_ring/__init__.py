@@ -15,8 +15,8 @@ meet all keys, so at hop s = 0, 1, ..., W - 1 it
 
 The backward pass goes round once more, with the o and lse of all keys (local.py). dK and dV travel,
 too, one hop behind the K and V they belong to: each rank adds its share. The keys of its own that a
-rank sees are done in pieces: a quarter while the first K and V come, a quarter beside the last tiles
-of the first hop, the rest while all sums come home. Read the rest of the stage in this order:
+rank sees are done in pieces: a quarter while the first K and V come, a quarter beside the last
+tiles of the first hop, half while all sums come home. Read the rest of the stage in this order:
 
     schedule.py      who holds what, and which block of attention each hop is; why zigzag
     merge.py         how results over different keys become one; merge_kernel.py is its kernel
