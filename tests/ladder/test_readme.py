@@ -149,7 +149,8 @@ LEAST = [
     ("hopper-float16", 9, "sdpa_cudnn", 1.05, 1.12, 1.1),
     ("hopper-float16", 9, "flash_attention_4", 1.0, 1.05, 1.1),
     ("hopper-bwd", 9, "sdpa_cudnn", 1.05, 1.12, 1.1),
-    ("hopper-train", 9, "flash_attention_4", 0.95, 1.0, 1.1),
+    ("hopper-bwd", 9, "flash_attention_4", 0.94, 0.98, 1.1),
+    ("hopper-train", 9, "flash_attention_4", 0.97, 1.0, 1.1),
 ]
 
 
@@ -262,11 +263,11 @@ SAID = [
                  for x in ratios_to("hopper-tried", 9, "in_registers", d=128, causal=False))
      and min(ratios_to("hopper-tried", 9, "in_registers", d=64, causal=False)) > 1.3),
     ("results.md", "FlashAttention-4 is level within some hundredths: what its backward pass "
-     "gains, its forward pass loses",
+     "gains at d = 128 without a mask, its forward pass loses",
      lambda: len(ratios_to("hopper-train", 9, "flash_attention_4")) == 12
      and all(0.94 < x < 1.06 for x in ratios_to("hopper-train", 9, "flash_attention_4"))
-     and max(ratios_to("hopper-bwd", 9, "flash_attention_4", d=128)) < 1 < min(
-         ratios_to("hopper", 9, "flash_attention_4", d=128))),
+     and max(ratios_to("hopper-bwd", 9, "flash_attention_4", d=128, causal=False)) < 1 < min(
+         ratios_to("hopper", 9, "flash_attention_4", d=128, causal=False))),
     ("source-tables.md", "stage 5 beats stage 3 by more than the source's factors at every N",
      lambda: all(over_three(n, h=32, precision="float16") > slow / fast
                  for n, (slow, fast, *_) in sources.SOURCE_4_2.items())),
