@@ -47,16 +47,22 @@ def make_lean() -> None:
 
 
 def keep_types(interpreter: Any) -> None:
-    """Make what a type alone decides once for each: its shape, a tensor's, and NumPy's dtype."""
+    """Make what a type alone decides once for each: its shape, a tensor's, and NumPy's dtype.
+
+    And look for a wrapped constant only where there may be one.
+    """
     core: Any = interpreter.tl.core
     np_dtype: Any = getattr(interpreter, "_get_np_dtype", None)
+    unwrap: Any = getattr(core, "_unwrap_if_constexpr", None)
+    plain = {int, float, bool, core.dtype, core.block_type, core.tensor}  # nothing to unwrap
     init_block, init_tensor = core.block_type.__init__, core.tensor.__init__
     blocks: dict[Any, dict[str, Any]] = {}
     tensors: dict[str, dict[str, Any]] = {}
     dtypes: dict[str, Any] = {}
 
     def block_of(self: Any, element_ty: Any, shape: Any) -> None:
-        key = (element_ty.name, *[getattr(size, "value", size) for size in shape])
+        sizes = [getattr(size, "value", size) for size in shape]
+        key = (element_ty.name, *sizes, *map(type, sizes))  # 64.0 is equal to 64, and refused
         if key not in blocks:
             init_block(self, element_ty, shape)
             blocks[key] = {**vars(self)}
@@ -74,6 +80,11 @@ def keep_types(interpreter: Any) -> None:
             dtypes[name] = np_dtype(type)
         return dtypes[name]
 
+    def unwrapped(x: Any) -> Any:
+        return x if type(x) in plain else unwrap(x)
+
     core.block_type.__init__, core.tensor.__init__ = block_of, tensor_of
     if np_dtype is not None:
         interpreter._get_np_dtype = np_dtype_of
+    if unwrap is not None:
+        core._unwrap_if_constexpr = unwrapped
