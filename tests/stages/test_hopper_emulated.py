@@ -224,7 +224,7 @@ def some_mistake(*change):
 
 
 def try_problem(stage, name, config, seed, backward=True):
-    """Raise an error where stage 9 is wrong on a problem, in the backward pass if asked for, too."""
+    """Raise an error where stage 9 is wrong on a problem; `backward`: with its gradients."""
     if name == HIDDEN:
         hide_values(stage, getattr(stage.launch, config), CONFIGS[config], seed)
     else:
