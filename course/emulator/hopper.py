@@ -43,6 +43,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -76,7 +77,8 @@ class Role:
 
     def __init__(self, machine, cta, threads, work):
         self.cta, self.threads, self.machine = cta, threads, machine
-        self.may_run, self.go, self.done = (lambda: True), threading.Semaphore(0), False
+        self.may_run, self.done = (lambda: True), False
+        self.go: SimpleQueue[None] = SimpleQueue()
         self.products, self.copies = [], []  # begun and not done
         self.stores = 0  # of the copies
         self.unfenced, self.made = [], []  # what it wrote to shared memory, and mbarriers
@@ -89,22 +91,22 @@ class Role:
             work()
             if self.stores:
                 raise Misuse("a role ends while copies of its own read shared memory")
+            self.done = True
+            self.machine.go_on()
         except Abandoned:
             return
         except BaseException as error:
-            self.machine.error = error
-        self.done = True
-        self.machine.back.release()
+            self.machine.ended.put(error)
 
     def wait_for_turn(self):
-        self.go.acquire()
+        self.go.get()
         if self.machine.stopped:
             raise Abandoned
 
     def pause(self, until=lambda: True):
         """Let others run, and go on at some time when `until` says so."""
         self.may_run = until
-        self.machine.back.release()
+        self.machine.go_on()
         self.wait_for_turn()
 
 
@@ -113,8 +115,8 @@ class Machine:
 
     def __init__(self, seed):
         self.draw = random.Random(seed)
-        self.roles, self.error, self.stopped = [], None, False
-        self.back = threading.Semaphore(0)
+        self.roles, self.stopped = [], False
+        self.ended: SimpleQueue[BaseException | None] = SimpleQueue()
         # by seed some are swift and some are slow: who is early by far finds what isn't waited for
         self.pace = {}
 
@@ -125,38 +127,41 @@ class Machine:
 
     def run(self):
         try:
-            while not self.error and not all(role.done for role in self.roles):
-                self.step()
-            if self.error:
-                raise self.error
+            self.go_on()
+            if error := self.ended.get():
+                raise error
         finally:
             self.stopped = True
             for role in self.roles:
-                role.go.release()
+                role.go.put(None)
                 role.thread.join()
 
-    def step(self):
-        """Do one thing that may happen now."""
-        acts = [
-            (self.weight((index, "role")), role, None)
-            for index, role in enumerate(self.roles)
-            if not role.done and role.may_run()
-        ]
-        for index, role in enumerate(self.roles):
-            if role.products:  # in their order
-                acts.append((self.weight((index, "product")), role, role.products))
-            if role.copies:  # in any order
-                acts.append((self.weight((index, "copy")), role, role.copies))
-        if not acts:
-            raise Stuck("every role waits")
-        [(_, role, begun)] = self.draw.choices(acts, [act[0] for act in acts])
-        if begun is None:
-            self.now = role
-            role.go.release()
-            self.back.acquire()
-        else:
+    def go_on(self):
+        """Do one thing after another that may happen now, until it is a role's turn.
+
+        The thread that pauses does so itself: where its own role is drawn, it need not wait.
+        """
+        while not all(role.done for role in self.roles):
+            acts = [
+                (self.weight((index, "role")), role, None)
+                for index, role in enumerate(self.roles)
+                if not role.done and role.may_run()
+            ]
+            for index, role in enumerate(self.roles):
+                if role.products:  # in their order
+                    acts.append((self.weight((index, "product")), role, role.products))
+                if role.copies:  # in any order
+                    acts.append((self.weight((index, "copy")), role, role.copies))
+            if not acts:
+                raise Stuck("every role waits")
+            [(_, role, begun)] = self.draw.choices(acts, [act[0] for act in acts])
+            if begun is None:
+                self.now = role
+                role.go.put(None)
+                return
             place = self.draw.randrange(len(begun)) if begun is role.copies else 0
             begun.pop(place)()
+        self.ended.put(None)
 
 
 machine: Machine  # the one that runs
