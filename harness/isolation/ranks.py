@@ -173,7 +173,7 @@ def join(order: Order) -> None:
 
 
 def meet(store: Any, rank: int, world: int, where: str) -> None:
-    """Return when all ranks are `where`; the first one, whose process keeps the store, goes last."""
+    """Return when all ranks are `where`; the first one, which keeps the store, returns last."""
     store.set(f"{rank} is {where}", "")
     store.wait([f"{each} is {where}" for each in range(world)])
     store.set(f"{rank} was {where}", "")
