@@ -162,13 +162,23 @@ def join(order: Order) -> None:
         while not meeting.exists():
             time.sleep(MOMENT)
         store = distributed.TCPStore(HERE, int(meeting.read_text()), world, False, limit)
-    store.set(f"rank {order.rank}", "is there")
-    store.wait([f"rank {rank}" for rank in range(world)])
+    meet(store, order.rank, world, "at the store")
     limit = timedelta(seconds=patience)
     distributed.init_process_group(
         BACKENDS[device], store=store, rank=order.rank, world_size=world, timeout=limit
     )
+    # a rank that fails while it loads a stage would make others fail that still make their group
+    meet(store, order.rank, world, "in the group")
     store.set_timeout(limit)  # of what a stage asks the group's store
+
+
+def meet(store: Any, rank: int, world: int, where: str) -> None:
+    """Return when all ranks are `where`; the first one, which keeps the store, returns last."""
+    store.set(f"{rank} is {where}", "")
+    store.wait([f"{each} is {where}" for each in range(world)])
+    store.set(f"{rank} was {where}", "")
+    if rank == 0:
+        store.wait([f"{each} was {where}" for each in range(world)])
 
 
 def aligner(device: str) -> Callable[[], object]:

@@ -70,10 +70,11 @@ class Session:
         """Wait until the child is ready; returns its 'ready'. `late`: the reason of a timeout."""
         self.start()
         if self.greeted is None:
-            late = late.format(seconds)
-            message = self.receive(Loads, self.greeting, seconds=seconds, late=late)
+            reason = late.format(seconds)
+            message = self.receive(Loads, self.greeting, seconds=seconds, late=reason)
             if isinstance(message, Loads):
-                self.receive(self.greeting, seconds=min(seconds, self.load), late=late)
+                seconds = min(seconds, self.load)
+                self.receive(self.greeting, seconds=seconds, late=late.format(seconds))
         return self.greeted
 
     def ask(self, message: object, *kinds: type, seconds: float, late: str) -> Any:

@@ -127,7 +127,9 @@ def backward(
     seqlens_k: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return dq, dk, dv of this rank's part; None where not wanted. o and lse are of all keys."""
-    exchange, world, own = plan.exchange(k), plan.world, [k, v]
+    exchange, world = plan.exchange(k), plan.world
+    # a copy stays until the end: the caller's lane may write over what is freed while it is sent
+    own = [k.contiguous(), v.contiguous()]
     wants_q, wants_kv = plan.wanted[0], any(plan.wanted[1:])
 
     def share(now: Hop, kv: list[Tensor], piece: Piece = (ALL, ALL, ALL)) -> tuple[Sums, Sums]:
@@ -148,8 +150,8 @@ def backward(
         return Sums(now.rows.start, [dq] if wants_q else []), Sums(0, dkv)
 
     first, *rest = pieces(q, k)
-    lanes, kv = plan.lanes(k.device), [x.contiguous() for x in own]
-    exchange.post(kv, [plan.shape(1, k)] * 2)
+    lanes = plan.lanes(k.device)
+    exchange.post(own, [plan.shape(1, k)] * 2)
     kept = [(first, *share(plan.hop(0), own, first))]
     with lanes.of(1):
         kv = exchange.wait()

@@ -229,6 +229,31 @@ def unread_at_the_end(problem, world, folder):
     return caller.known[caller] - other.known.get(caller, 0), len(rounded)
 
 
+def sent_is_there(problem, world, folder):
+    """Whether what a backward pass sends first is there while it computes, of strided k and v."""
+    *inputs, dO = parts_of(problem, s10_ring, GROUPS[world], True)
+    leaves = [x.mT.contiguous().mT.requires_grad_() for x in inputs]
+    post, round_sums, sent, there = copies.ByEngine.post, s10_ring.round_sums, [], []
+
+    def posting(self, outgoing, shapes):
+        sent.append([weakref.ref(x) for x in outgoing])
+        post(self, outgoing, shapes)
+
+    def rounding(*arguments):
+        there.append(all(x() is not None for x in sent[0]))
+        round_sums(*arguments)
+
+    with (
+        fake_engine.engine(folder, False),
+        patch.object(copies.ByEngine, "post", posting),
+        patch.object(s10_ring, "round_sums", rounding),
+    ):
+        o = s10_ring.ring(*leaves, causal=True, group=GROUPS[world], copies="engine")
+        sent.clear()
+        o.backward(dO)
+    return there
+
+
 def run_by_another_engine(problem, world, folder, moment):
     """What `run` gives by a copy engine, after and while rank 1 changes its GPU, also made up."""
     plain = s10_ring.Ring.backward

@@ -276,6 +276,12 @@ def test_memory_of_the_other_lane_is_freed_after_it_was_read(ranks, tmp_path):
     assert ranks.all(ring_ranks.unread_at_the_end, *given, ranks=3) == [(0, 4)] * 3
 
 
+def test_what_is_sent_is_not_freed_before_all_is_computed(ranks, tmp_path):
+    """The caller's lane, which doesn't wait for the copy, may write over what is freed."""
+    given = problem(24), 3, str(tmp_path)
+    assert ranks.all(ring_ranks.sent_is_there, *given, ranks=3) == [[True] * 4] * 3
+
+
 @pytest.mark.parametrize("moment", ["forward", "backward"])
 def test_ranks_have_slots_alike_after_one_has_changed_its_gpu(ranks, moment, tmp_path):
     """Else that rank would reserve some alone, and all would wait."""

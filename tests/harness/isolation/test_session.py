@@ -135,3 +135,17 @@ def test_a_session_waits_once_and_starts_anew_after_a_failure(monkeypatch):
         assert asked.printed() == "child 2\n"
     assert FakeChild.limits == [(5, 1)] * 2  # before it loads other people's code, and not again
     assert FakeChild.ended == FakeChild.started and len(FakeChild.started) == 2
+
+
+def test_the_time_that_a_child_has_is_the_time_that_its_reason_says(monkeypatch):
+    waits = []
+
+    class Waiting(FakeChild):
+        def receive(self, seconds, late):
+            waits.append((seconds, late))
+            return super().receive(seconds, late)
+
+    monkeypatch.setattr(session, "Child", Waiting)
+    with Session(None, {"event": "loads"}, {"event": "ready"}, load=10.0) as asked:
+        asked.ready(20.0)
+    assert waits == [(20.0, "did not load in 20 s"), (10.0, "did not load in 10 s")]

@@ -155,6 +155,29 @@ def test_ranks_may_meet_later_than_their_group_has_patience_for(tmp_path):
     start(join_late, tmp_path / "meeting", 0.2)
 
 
+def fail_first(connection, order):
+    """A rank; the first one ends as soon as it may load stages, the other is slow to get there."""
+    from torch import distributed
+
+    def join_slowly(*_, store, **__):
+        if order.rank == 1:
+            time.sleep(10 * order.patience)
+            store.get("1 is at the store")  # what the first rank's process keeps
+
+    distributed.init_process_group = join_slowly
+    ranks.join(order)
+    tell(connection, Loads())
+    if order.rank == 0:
+        os._exit(3)
+    time.sleep(ranks.MEETING)
+
+
+def test_the_first_rank_that_ends_is_named_and_not_one_that_still_joins(tmp_path):
+    reason = r"rank 0: its process ended \(exit code 3\) before it answered"
+    with pytest.raises(ChildFailed, match=f"^{reason}$"):
+        start(fail_first, tmp_path / "meeting", 0.1)
+
+
 # ---- what they answer
 
 
