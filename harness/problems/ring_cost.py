@@ -137,7 +137,7 @@ def forward_hops(problem: Problem, zigzag: bool) -> list[tuple[float, float, flo
 
 
 def backward_hops(problem: Problem, zigzag: bool) -> list[tuple[float, float, float]]:
-    """The same: a quarter of the own keys, one rank's, a quarter, those of the others, a half."""
+    """The same: a quarter of the own keys, one rank's beside a quarter, all others', a half."""
     q, kv = part_bytes(problem)
     wide, gradients = (x / ITEMSIZE[problem.dtype] * GRADIENT_SIZE for x in (q, kv))
     own, *others = pairs(problem, zigzag)
@@ -148,9 +148,8 @@ def backward_hops(problem: Problem, zigzag: bool) -> list[tuple[float, float, fl
     again = 2 * q + 3 * wide  # o, dO; dq's sums
     for hop, seen in enumerate(others, 1):
         sent = kv * (hop < problem.world - 1) + gradients * (hop > 1)
+        seen += own * (middle - first) * (hop == 1)
         hops.append((seen, sent, again + 3 * (wide + gradients) * (hop > 1)))
-        if hop == 1 and middle > first:
-            hops.append((own * (middle - first), 0.0, 0.0))
     hops.append((own * (1 - middle), gradients, 2 * (wide + gradients) + q + kv))
     return hops
 
