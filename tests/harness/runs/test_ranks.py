@@ -22,6 +22,7 @@ from harness.isolation.processes import descendants
 from harness.isolation.roster import describe_files
 from harness.measures.samples import Sampled
 from harness.problems.ring_cost import sent_bytes
+from harness.records.files import write
 from harness.runs import process
 from harness.runs.comparison import compare, make_record, note_one_gpu
 from harness.runs.plan import Cell, Comparison, Limits
@@ -137,7 +138,7 @@ def join_late(connection, order):
             bound.bind((host, 0))
             port = bound.getsockname()[1]
             options["master_listen_fd"] = bound.detach()
-            Path(order.meeting).write_text(str(port))
+            write(Path(order.meeting), str(port))  # at once: the other rank reads what is there
             time.sleep(10 * order.patience)
         stores.append(plain(host, port, *more, **options))
         return stores[0]
