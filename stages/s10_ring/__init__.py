@@ -149,10 +149,14 @@ def backward(
         dkv = [dk, dv] if wants_kv else []
         return Sums(now.rows.start, [dq] if wants_q else []), Sums(0, dkv)
 
+    def of_own(some: list[Piece]) -> list[tuple[Piece, Sums, Sums]]:
+        """What its own keys add, in some pieces."""
+        return [(piece, *share(plan.hop(0), own, piece)) for piece in some]
+
     first, *rest = pieces(q, k)
     lanes = plan.lanes(k.device)
     exchange.post(own, [plan.shape(1, k)] * 2)
-    kept = [(first, *share(plan.hop(0), own, first))]
+    kept = of_own([first])
     with lanes.of(1):
         kv = exchange.wait()
         dq = sums = NONE  # of the hops so far; of this hop's keys, by the ranks that have had them
@@ -166,14 +170,14 @@ def backward(
             shares = share(now, kv) if step == 1 or not now.empty else (NONE, NONE)
             if step == 1:  # takes what the hop's last tiles leave
                 with lanes.of(0):
-                    kept += [(piece, *share(plan.hop(0), own, piece)) for piece in rest[:-1]]
+                    kept += of_own(rest[:-1])
             arrived = exchange.wait() if going else []
             kv, sums = arrived[: 2 * more], Sums(0, arrived[2 * more :])
             dq, sums = add(dq, shares[0]), add(sums, shares[1])
             del shares, going, arrived  # before the next hop's are made
         if sums.tensors:
             exchange.post(sums.tensors, [plan.sums_shape(world, k)] * 2)  # home
-        kept += [(piece, *share(plan.hop(0), own, piece)) for piece in rest[-1:]]
+        kept += of_own(rest[-1:])
     if sums.tensors:  # the first half needs what came home, and not the second
         sums = Sums(0, exchange.wait())
     else:
