@@ -41,10 +41,10 @@ class Ranks:
         self.sessions = [Session(target, order, memory=memory, load=load) for order in orders]
         self.load = min(START_LIMIT, load)
 
-    def attempt(self, rank: int, step: Callable[..., Any], *arguments: Any) -> Any:
-        """Carry out a step of one rank; where it fails, end all ranks, and name it."""
+    def next_message(self, rank: int, *kinds: type) -> Any:
+        """A rank's next message, or None; where the rank fails, end all ranks, and name it."""
         try:
-            return step(*arguments)
+            return self.sessions[rank].next_message(*kinds)
         except ChildFailed as error:
             self.end()
             raise ChildFailed(error.status, f"rank {rank}: {error.reason}") from None
@@ -82,7 +82,7 @@ class Ranks:
         until = over + PATIENCE
         while len(answers) < len(self.sessions) and time.monotonic() < until:
             for rank in self.silent(answers):
-                answer = self.attempt(rank, self.sessions[rank].next_message, *kinds)
+                answer = self.next_message(rank, *kinds)
                 if answer is not None:
                     answers[rank] = answer
                 if isinstance(answer, Out) and time.monotonic() < over:
