@@ -164,10 +164,10 @@ def plan(d: int, causal: bool, Nk: int) -> Config:
 
 
 def section_of(heads: int, most: int) -> int:
-    """Return how many of `heads` a section has, `most` or 1: as many in each section as can be.
+    """Return how many of `heads` a section has, at most `most`, but one at least.
 
-    The last tiles of a section are short. A last section of few heads begins with long ones again,
-    which few multiprocessors have.
+    There are as few sections as can be, with as many heads each: the last tiles of a section are
+    short, and a last section of few heads would begin with long ones again, on few multiprocessors.
     """
     return -(-heads // -(-heads // max(1, most)))
 

@@ -43,7 +43,7 @@ def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
 
 
 @pytest.mark.parametrize("heads", [1, 2, 7, 40, 256])
-def test_sections_are_as_few_as_can_be_and_none_has_more_heads_than_it_need(heads):
+def test_sections_are_as_few_as_can_be_and_none_has_more_heads_than_it_needs(heads):
     for most in range(heads + 2):
         size = STAGE.launch.section_of(heads, most)
         sections = -(-heads // size)
