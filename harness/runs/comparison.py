@@ -159,19 +159,23 @@ def fill_outcomes(
 
     A stage that ends the process also does so alone; the others are then measured without it. Where
     one of the stages is a user's own file, each stage has its own process, and these take turns: it
-    can neither slow nor damage the others.
+    can neither slow nor damage the others. The ranks of a world have all stages, and call the same
+    one at a time: the one at which they end is known, and the others are measured anew without it.
     """
-    if comparison.problem.world > 1:
-        fill_in_ranks(comparison, together, judge, tell)
-        return
-    apart = not all(outcome.stage.ours for outcome in together)
+    world = comparison.problem.world > 1
+    apart = not world and not all(outcome.stage.ours for outcome in together)
 
     def run(outcomes: Sequence[Outcome]) -> list[Failure]:
         groups = [[outcome] for outcome in outcomes] if apart else [outcomes]
         return in_processes(comparison, groups, judge, tell)
 
     failures = run(together)
-    if any(failures) and len(together) > 1:
+    while world and any(failures) and len(left := remaining(together)) < len(together):
+        for outcome in left:
+            outcome.forget()
+        together, failures = left, run(left)
+    too_few = world and failures[0] is not None and failures[0][0] == "skipped"  # GPUs, for any
+    if any(failures) and len(together) > 1 and not too_few:
         for outcome in together:
             outcome.forget()
             for failure in run([outcome]):
@@ -189,23 +193,6 @@ def fill_outcomes(
             outcome.drop(*failure)
         elif apart and outcome.timed is not NOT_TIMED and not comparison.alone:
             outcome.reason = APART if not outcome.stage.ours else ""
-
-
-def fill_in_ranks(
-    comparison: Comparison, together: Sequence[Outcome], judge: Judge, tell: Say
-) -> None:
-    """Measure all stages in the processes of a world; where they end early, anew without one.
-
-    It is known which: all ranks call the same stage at a time.
-    """
-    while together:
-        [failure] = in_processes(comparison, [together], judge, tell)
-        left = remaining(together)
-        if failure is None:
-            return
-        for outcome in left:
-            outcome.drop(*failure) if len(left) == len(together) else outcome.forget()
-        together = remaining(left)
 
 
 def in_processes(

@@ -28,6 +28,7 @@ from harness.runs.comparison import compare, make_record, note_one_gpu
 from harness.runs.plan import Cell, Comparison, Limits
 
 STAGES = Table(Path(__file__).parents[1] / "ranks.toml")
+READY = ranks.Ranks.ready
 BUDGET = 4.0  # seconds of a call: only the stage that hangs takes them
 
 
@@ -42,8 +43,8 @@ def outcomes(folder, names, given):
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory):
-    """The outcomes of all of ranks.toml but `counts` on three ranks, in one comparison."""
-    names = [name for name in STAGES.entries if name != "counts"]
+    """The outcomes of those of ranks.toml that fail when they are called, and of a right one."""
+    names = [name for name in STAGES.entries if name in ENDS]
     given = problem(h=2, nq=48, nk=48, d=8, causal=True, world=3)
     patience, ranks.PATIENCE = ranks.PATIENCE, 3.0
     yield outcomes(tmp_path_factory.mktemp("ranks"), names, given)
@@ -72,6 +73,19 @@ def test_a_rank_that_fails_ends_all_and_is_named_and_others_are_measured_all_the
     status, reason = ENDS[name]
     assert record["status"] == status and re.search(reason, record["reason"]), record["reason"]
     assert record["world"] == 3 and record["time_ms"] is None
+
+
+def test_a_file_that_ranks_can_not_load_fails_alone(tmp_path):
+    found = outcomes(tmp_path, ["right", "at_import"], problem(h=1, nq=8, nk=8, d=8, world=2))
+    assert [found["right"].status, found["at_import"].status] == ["ok", "crashed"]
+    assert found["at_import"].reason == "rank 0: RuntimeError: no"
+
+
+def test_where_no_ranks_can_be_they_are_started_once(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(process.Ranks, "ready", lambda ranks: started.append(ranks) or READY(ranks))
+    found = outcomes(tmp_path, ["right", "no_gpus"], problem(h=1, nq=8, nk=8, d=8, world=2))
+    assert {each.status for each in found.values()} == {"skipped"} and len(started) == 1
 
 
 def test_nothing_is_left_running(failed):
