@@ -230,6 +230,15 @@ def softmax_of_stage_3(n):
     return softmax["time_ms"] / sum(r["time_ms"] for r in kernels), moved / softmax["time_ms"]
 
 
+def ulysses_over_ring(n, **at):
+    """Its time over that of stage 10, by the medians, on four GPUs with n tokens in training."""
+    _, cells = read(text.GPU.parent / "h200-x4" / "ring.jsonl", "cell")
+    ring, other = (
+        text.find(cells, name=name, nk=n, direction="train", **at) for name in ("ring", "ulysses")
+    )
+    return other["time_ms"] / ring["time_ms"]
+
+
 # page, what it says of a table, whether the records say so
 SAID = [
     ("source-tables.md", "Mostly its softmax: more than half of it at N = 1024, and over seven "
@@ -277,6 +286,9 @@ SAID = [
      lambda: all(over_three(n, h=1, precision=p) < 1 for n in (1024, 2048)
                  for p in ("ieee", "tf32", "float16"))
      and over_three(16384, h=1, precision="tf32") > 1),
+    ("ring.md", "a little in causal training on four GPUs",
+     lambda: all(0.95 < ulysses_over_ring(n, causal=True) < 1 < ulysses_over_ring(n, causal=False)
+                 for n in (131072, 262144))),
     ("training.md", "it doesn't follow the context",
      lambda: generated()[4096][0] >= generated()[256][0]
      and generated()[4096][1] >= generated()[256][1]),
