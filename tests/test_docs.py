@@ -319,7 +319,7 @@ def put_there(command, folder, env):
                 begun = in_turn(name, "--stages", 3, "--n", 8, "--out", word, cwd=folder)
                 assert begun.returncode == 0, begun.stderr
             else:
-                shown = RECORDS.get(command.page.stem, "table-4.2")
+                shown = RECORDS.get(command.page.stem, "table-4.4")
                 record = "ceilings" if option == "--ceilings" else shown
                 shutil.copy(RESULTS / "h200" / f"{record}.jsonl", path)
 
