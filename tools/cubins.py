@@ -137,17 +137,17 @@ def compile_for(
                 attrs[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=constexprs, attrs=attrs)
     compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    # at one size, for one card: to disassemble takes as long as to compile
+    made = d == 64 and (dtype == "float32" or sm == 80)
+    in_place = stage == "s10_ring.merge_kernel"  # it writes where it reads
+    sass = dump(compiled.asm["cubin"], "--dump-sass") if made or in_place else ""
     return {
         "stage": stage, "kernel": name, "d": d, "dtype": dtype, "precision": precision, "sm": sm,
         "flags": flags, "shared": compiled.metadata.shared, "tmem": compiled.metadata.tmem_size,
         "cubin_bytes": len(compiled.asm["cubin"]),
         "ptx_target": re.findall(r"\.target (\w+)", compiled.asm["ptx"])[0],
-        # at one size, for one card: to disassemble takes as long as to compile
-        "exponents": exponents(dump(compiled.asm["cubin"], "--dump-sass"))
-        if d == 64 and (dtype == "float32" or sm == 80) else None,
-        # of the one kernel that writes where it reads
-        "reads_before_writes": name == "merge_kernel"
-        and reads_before_writes(dump(compiled.asm["cubin"], "--dump-sass")),
+        "exponents": exponents(sass) if made else None,
+        "reads_before_writes": in_place and reads_before_writes(sass),
         **said, **resources(compiled.asm["cubin"]),
     }  # fmt: skip
 

@@ -68,9 +68,8 @@ def test_a_low_limit_is_raised_and_a_stderr_that_takes_nothing_costs_no_measurem
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
-def test_closed_streams_are_no_files_of_ours(tmp_path, closed):
-    done = shell(f"ladder {RUN} {closed}", tmp_path)
+def test_closed_streams_are_no_files_of_ours(tmp_path):
+    done = shell(f"ladder {RUN} >&- 2>&- <&-", tmp_path)
     assert done.returncode == 0 and b"Traceback" not in done.stderr
     lines = (tmp_path / "o.jsonl").read_bytes().splitlines()
     assert len(lines) == 2 and all(line.startswith(b"{") for line in lines)

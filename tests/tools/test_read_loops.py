@@ -1,11 +1,14 @@
 """The loops of stage 9 and of a variant are compiled and counted, for a GPU that isn't here."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import make_variants
 import pytest
+import read_loops
 
 from harness.records.jsonl import read
 
@@ -16,10 +19,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("file", ["none.py", ROOT / "stages" / "s06_triton_flash2.py"])
 def test_a_file_that_is_no_stage_in_gluon_is_refused(file, tmp_path):
     out = tmp_path / "loops.jsonl"
-    command = [sys.executable, str(ROOT / "tools" / "read_loops.py"), str(file), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"read_loops: {file}")
+    with pytest.raises(SystemExit, match=re.escape(f"read_loops: {file}")):
+        read_loops.main([Path(file)], [64], out)
     assert not out.exists()
 
 
@@ -27,12 +28,9 @@ def test_a_file_that_is_no_stage_in_gluon_is_refused(file, tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no wheel of triton")
 def test_a_polynomial_saves_exponentials_and_costs_instructions(tmp_path):
     made, out = tmp_path / "variants", tmp_path / "loops.jsonl"
-    for command in (
-        ("make_variants.py", made, "--stage", 9),
-        ("read_loops.py", made / "polynomial", "--d", 64, "--out", out),
-    ):
-        file, *words = map(str, command)
-        subprocess.run([sys.executable, str(ROOT / "tools" / file), *words], check=True)
+    make_variants.write(made, 9)
+    words = made / "polynomial", "--d", "64", "--out", out
+    subprocess.run([sys.executable, read_loops.__file__, *words], check=True)
     env, (shipped, other) = read(out, "loop")
     assert [rung["name"] for rung in env["rungs"]] == [shipped["name"], other["name"]]
     assert (shipped["stage"], shipped["groups"], shipped["spills"]) == (9, 2, 0)

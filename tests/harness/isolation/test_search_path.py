@@ -73,12 +73,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(
-    "commands",
-    [
-        [SMALL],
-        *(pytest.param(part, marks=pytest.mark.slow) for part in (COMMANDS[:3], COMMANDS[3:])),
-    ],
-    ids=lambda commands: "-".join(command[0] for command in commands),
+    "commands", [[SMALL], pytest.param(COMMANDS, marks=pytest.mark.slow)], ids=["run", "all"]
 )
 def test_no_name_in_the_current_folder_has_the_place_of_a_module(here, commands):
     done, imported = ladder(here, *commands)
