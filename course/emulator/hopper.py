@@ -26,7 +26,8 @@ slow, so that under a few seeds what isn't waited for comes too late. Three thin
                        leads out of its tensor, too many arrivals at a barrier
 
 To see it, leave out a line of the stage: `emulated(9, changes=[(text, "")])` runs the stage without
-`text`, which must be found once in its files. All CTAs of a launch run at the same time.
+`text`, which must be found once in its files. All CTAs of a launch run at the same time, but in
+kernels of Triton one after another: those have no roles.
 
 Not modelled: how a warpgroup's four warps lie among each other, layouts of registers and of shared
 memory, how many registers there are, time, and the rounding of the real units. What a GPU does with
@@ -43,6 +44,7 @@ import sys
 import tempfile
 import threading
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
@@ -194,11 +196,13 @@ class Pointer:
         return Pointer(self.flat, self.offset + more)
 
     def at(self, mask):
-        """The places that are read or written, and which of them."""
-        place = number(self.offset)
-        shown = number(True if mask is None else mask)
+        """The places that are read or written, 0 for the others, and which of them."""
+        place, shown = number(self.offset), number(True if mask is None else mask)
         place, shown = torch.broadcast_tensors(place, shown)
-        if (shown & ((place < 0) | (place >= len(self.flat)))).any():
+        if not shown.all():
+            place = torch.where(shown, place, 0)
+        least, most = place.aminmax()
+        if least < 0 or most >= len(self.flat):
             raise Misuse("a pointer leads out of its tensor")
         return place, shown
 
@@ -237,9 +241,8 @@ class Tile:
     def check_fenced(self):
         """Raise Misuse where threads wrote here: others see that only behind a fence."""
         start, end = self.span()
-        for role in machine.roles:
-            if any(a < end and start < b for a, b in role.unfenced):
-                raise Misuse("read by a copy or a product, but written without a fence")
+        if any(a < end and start < b for role in machine.roles for a, b in role.unfenced):
+            raise Misuse("read by a copy or a product, but written without a fence")
 
     def _keep_alive(self):
         pass
@@ -451,7 +454,7 @@ def allocate_shared_memory(dtype, shape, layout):
 
 def load(pointer, mask=None, other=0):
     place, shown = pointer.at(mask)
-    return torch.where(shown, pointer.flat[torch.where(shown, place, 0)], other)
+    return torch.where(shown, pointer.flat[place], other)
 
 
 def store(pointer, x, mask=None):
@@ -487,7 +490,7 @@ def warp_specialize(parts, warps, registers):
     (first, args), *others = parts
     started = []
     for (work, given), count in zip(others, warps, strict=True):
-        role = Role(machine, me().cta, 32 * count, lambda work=work, given=given: work(*given))
+        role = Role(machine, me().cta, 32 * count, partial(work, *given))
         machine.roles.append(role)
         started.append(role)
     first(*args)
@@ -538,8 +541,8 @@ class Kernel:
 
     seed = 0  # of the next launch
 
-    def __init__(self, function):
-        self.function = function
+    def __init__(self, function, together):
+        self.function, self.together = function, together
 
     def __getitem__(self, grid):
         return lambda *args, num_warps=4, maxnreg=None, **named: self.launch(grid, args, named)
@@ -552,17 +555,25 @@ class Kernel:
             for name, x in given.items()
         }
         machine = Machine(Kernel.seed)
-        for index in itertools.product(*map(range, grid)):
-            cta = SimpleNamespace(index=index, grid=grid, named={})
-            machine.roles.append(Role(machine, cta, 128, lambda: self.function(**given)))
+        places = itertools.product(*map(range, grid))
+        ctas = [SimpleNamespace(index=index, grid=grid, named={}) for index in places]
+
+        def work(ctas):
+            for cta in ctas:
+                me().cta = cta
+                self.function(**given)
+
+        for some in [[cta] for cta in ctas] if self.together else [ctas]:
+            machine.roles.append(Role(machine, None, 128, partial(work, some)))
         machine.run()
         return self
 
 
-def jit(function=None, **options):
+def jit(function=None, *, together=True, **options):
+    """`together`: all CTAs of a launch run at the same time, else one after another."""
     if function is None:
-        return jit
-    return Kernel(function) if function.__name__.endswith("_kernel") else function
+        return partial(jit, together=together)
+    return Kernel(function, together) if function.__name__.endswith("_kernel") else function
 
 
 def aggregate(cls):
@@ -580,7 +591,7 @@ def aggregate(cls):
 def stand_ins():
     """This machine in the place of stages/common/gluon.py and no_triton.py: their modules."""
     fake, fake_triton = (ModuleType(x.__name__) for x in (common.gluon, common.no_triton))
-    vars(fake_triton).update(triton=SimpleNamespace(jit=jit), tl=gl)
+    vars(fake_triton).update(triton=SimpleNamespace(jit=jit(together=False)), tl=gl)
     named = (
         mbarrier, barrier, fence_async_shared, async_load, async_store, store_wait, reduce_add,
         warpgroup_mma, warpgroup_mma_wait, TensorDescriptor,
