@@ -3,12 +3,12 @@
     with emulated(9, seed=3) as stage:  # or the path of a stage's file, first.py for instance
         o = stage.forward(q, k, v, False, None)  # its own code; q, k and v are on the CPU
 
-The stage's own code runs, with this machine in the place of stages/common/gluon.py: the names of
-Gluon that stages import are functions here.
+The stage's own code runs, with this machine in the place of stages/common/gluon.py and
+no_triton.py: the names of Gluon and of Triton that stages import are functions here.
 
     on the GPU                              here
     a role: a warp, or a warpgroup          a thread, `Role`; one of them runs at a time
-    registers                               a tensor, `Number`
+    registers                               a tensor
     a tile in shared memory                 a tensor that begins as NaN, `Tile`
     the copy engine, an asynchronous        something begun, to be done at some later time
     product on the matrix unit
@@ -26,7 +26,8 @@ slow, so that under a few seeds what isn't waited for comes too late. Three thin
                        leads out of its tensor, too many arrivals at a barrier
 
 To see it, leave out a line of the stage: `emulated(9, changes=[(text, "")])` runs the stage without
-`text`, which must be found once in its files. All CTAs of a launch run at the same time.
+`text`, which must be found once in its files. All CTAs of a launch run at the same time, but in
+kernels of Triton one after another: those have no roles.
 
 Not modelled: how a warpgroup's four warps lie among each other, layouts of registers and of shared
 memory, how many registers there are, time, and the rounding of the real units. What a GPU does with
@@ -42,6 +43,8 @@ import random
 import sys
 import tempfile
 import threading
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
@@ -50,9 +53,9 @@ from unittest.mock import patch
 
 import torch
 
-import stages
+import stages.s09_gluon_hopper  # first with the real Triton, and so all that it imports
 from course.edits import write_changed
-from stages.common import gluon as real
+from stages import common
 
 CTAS = 2  # multiprocessors
 
@@ -81,7 +84,7 @@ class Role:
         self.go: SimpleQueue[None] = SimpleQueue()
         self.products, self.copies = [], []  # begun and not done
         self.stores = 0  # of the copies
-        self.unfenced, self.made = [], []  # what it wrote to shared memory, and mbarriers
+        self.unfenced, self.made = set(), []  # what it wrote to shared memory, and mbarriers
         self.thread = threading.Thread(target=self.run, args=(work,), daemon=True)
         self.thread.start()
 
@@ -118,12 +121,7 @@ class Machine:
         self.roles, self.stopped = [], False
         self.ended: SimpleQueue[BaseException | None] = SimpleQueue()
         # by seed some are swift and some are slow: who is early by far finds what isn't waited for
-        self.pace = {}
-
-    def weight(self, actor):
-        if actor not in self.pace:
-            self.pace[actor] = self.draw.choice((0.02, 1.0, 50.0))
-        return self.pace[actor]
+        self.pace = defaultdict(lambda: self.draw.choice((0.02, 1.0, 50.0)))
 
     def run(self):
         try:
@@ -137,23 +135,23 @@ class Machine:
                 role.thread.join()
 
     def go_on(self):
-        """Do one thing after another that may happen now, until it is a role's turn.
+        """Do one thing after another that may happen now, until it is a role's turn, or the end.
 
         The thread that pauses does so itself: where its own role is drawn, it need not wait.
         """
-        while not all(role.done for role in self.roles):
+        while True:
             acts = [
-                (self.weight((index, "role")), role, None)
-                for index, role in enumerate(self.roles)
+                (self.pace[role, "role"], role, None)
+                for role in self.roles
                 if not role.done and role.may_run()
             ]
-            for index, role in enumerate(self.roles):
+            for role in self.roles:
                 if role.products:  # in their order
-                    acts.append((self.weight((index, "product")), role, role.products))
+                    acts.append((self.pace[role, "product"], role, role.products))
                 if role.copies:  # in any order
-                    acts.append((self.weight((index, "copy")), role, role.copies))
+                    acts.append((self.pace[role, "copy"], role, role.copies))
             if not acts:
-                raise Stuck("every role waits")
+                break
             [(_, role, begun)] = self.draw.choices(acts, [act[0] for act in acts])
             if begun is None:
                 self.now = role
@@ -161,6 +159,8 @@ class Machine:
                 return
             place = self.draw.randrange(len(begun)) if begun is role.copies else 0
             begun.pop(place)()
+        if not all(role.done for role in self.roles):
+            raise Stuck("every role waits")
         self.ended.put(None)
 
 
@@ -181,14 +181,8 @@ class Layout:
         self.parent = self
 
 
-class Number(torch.Tensor):
-    """A tensor in registers."""
-
-    type: Any = SimpleNamespace(layout=Layout())
-
-
 def number(x):
-    return x if isinstance(x, Number) else torch.as_tensor(x).as_subclass(Number)
+    return x if isinstance(x, torch.Tensor) else torch.tensor(x)
 
 
 class Pointer:
@@ -202,11 +196,13 @@ class Pointer:
         return Pointer(self.flat, self.offset + more)
 
     def at(self, mask):
-        """The places that are read or written, and which of them."""
-        place = number(self.offset)
-        shown = number(True if mask is None else mask)
+        """The places that are read or written, 0 for the others, and which of them."""
+        place, shown = number(self.offset), number(True if mask is None else mask)
         place, shown = torch.broadcast_tensors(place, shown)
-        if (shown & ((place < 0) | (place >= len(self.flat)))).any():
+        if not shown.all():
+            place = torch.where(shown, place, 0)
+        least, most = place.aminmax()
+        if least < 0 or most >= len(self.flat):
             raise Misuse("a pointer leads out of its tensor")
         return place, shown
 
@@ -230,10 +226,10 @@ class Tile:
         return Tile(self.data.permute(order))
 
     def load(self, layout=None):
-        return self.data.clone().as_subclass(Number)
+        return self.data.clone()
 
     def store(self, x):
-        me().unfenced.append(self.span())
+        me().unfenced.add(self.span())
         self.data.copy_(x)
 
     def span(self):
@@ -245,9 +241,8 @@ class Tile:
     def check_fenced(self):
         """Raise Misuse where threads wrote here: others see that only behind a fence."""
         start, end = self.span()
-        for role in machine.roles:
-            if any(a < end and start < b for a, b in role.unfenced):
-                raise Misuse("read by a copy or a product, but written without a fence")
+        if any(a < end and start < b for role in machine.roles for a, b in role.unfenced):
+            raise Misuse("read by a copy or a product, but written without a fence")
 
     def _keep_alive(self):
         pass
@@ -425,10 +420,10 @@ class Product:
 
     def __call__(self):
         a, b = (x.data if isinstance(x, Tile) else x for x in (self.a, self.b))
-        value = torch.mm(a.as_subclass(torch.Tensor).float(), b.float())
+        value = torch.mm(a.float(), b.float())
         if self.acc is not None:
             value = value + (self.acc.value if isinstance(self.acc, Product) else self.acc)
-        self.value = value.as_subclass(Number)
+        self.value = value
 
 
 def warpgroup_mma(a, b, acc, *, use_acc=True, is_async=False):
@@ -459,19 +454,19 @@ def allocate_shared_memory(dtype, shape, layout):
 
 def load(pointer, mask=None, other=0):
     place, shown = pointer.at(mask)
-    return torch.where(shown, number(pointer.flat[torch.where(shown, place, 0)]), other)
+    return torch.where(shown, pointer.flat[place], other)
 
 
 def store(pointer, x, mask=None):
     place, shown = pointer.at(mask)
     x = torch.broadcast_to(number(x).to(pointer.flat.dtype), shown.shape)
-    pointer.flat[place[shown]] = x[shown].as_subclass(torch.Tensor)
+    pointer.flat[place[shown]] = x[shown]
     me().pause()
 
 
 def atomic_add(pointer, x, sem="acq_rel"):
     place, _ = pointer.at(None)
-    before = number(pointer.flat[place].clone())
+    before = pointer.flat[place].clone()
     pointer.flat[place] += x
     me().pause()
     return before
@@ -495,7 +490,7 @@ def warp_specialize(parts, warps, registers):
     (first, args), *others = parts
     started = []
     for (work, given), count in zip(others, warps, strict=True):
-        role = Role(machine, me().cta, 32 * count, lambda work=work, given=given: work(*given))
+        role = Role(machine, me().cta, 32 * count, partial(work, *given))
         machine.roles.append(role)
         started.append(role)
     first(*args)
@@ -508,11 +503,11 @@ def where(condition, x, y):
 
 
 def full(shape, x, dtype, layout=None):
-    return number(torch.full(shape, x.item() if isinstance(x, Number) else x, dtype=dtype))
+    return torch.full(shape, x.item() if isinstance(x, torch.Tensor) else x, dtype=dtype)
 
 
 gl = SimpleNamespace(
-    constexpr=lambda x: x, tensor=Number, shared_memory_descriptor=Tile, static_range=range,
+    constexpr=lambda x: x, tensor=torch.Tensor, shared_memory_descriptor=Tile, static_range=range,
     float32=torch.float32, int32=torch.int32, int64=torch.int64,
     SliceLayout=Layout, BlockedLayout=Layout, NVMMADistributedLayout=Layout,
     DotOperandLayout=Layout, SwizzledSharedLayout=Layout, NVMMASharedLayout=Layout,
@@ -522,7 +517,7 @@ gl = SimpleNamespace(
     allocate_shared_memory=allocate_shared_memory, load=load, store=store, atomic_add=atomic_add,
     inline_asm_elementwise=inline_asm_elementwise, warp_specialize=warp_specialize,
     convert_layout=lambda x, layout: x, to_tensor=number,
-    arange=lambda start, end, layout=None: number(torch.arange(start, end)),
+    arange=lambda start, end, layout=None: torch.arange(start, end),
     full=full, zeros=lambda shape, dtype, layout=None: full(shape, 0, dtype),
     zeros_like=torch.zeros_like, where=where,
     minimum=lambda x, y: torch.minimum(number(x), number(y)),
@@ -546,8 +541,8 @@ class Kernel:
 
     seed = 0  # of the next launch
 
-    def __init__(self, function):
-        self.function = function
+    def __init__(self, function, together):
+        self.function, self.together = function, together
 
     def __getitem__(self, grid):
         return lambda *args, num_warps=4, maxnreg=None, **named: self.launch(grid, args, named)
@@ -560,19 +555,25 @@ class Kernel:
             for name, x in given.items()
         }
         machine = Machine(Kernel.seed)
-        for index in itertools.product(*map(range, grid)):
-            cta = SimpleNamespace(index=index, grid=grid, named={})
-            machine.roles.append(Role(machine, cta, 128, lambda: self.function(**given)))
+        places = itertools.product(*map(range, grid))
+        ctas = [SimpleNamespace(index=index, grid=grid, named={}) for index in places]
+
+        def work(ctas):
+            for cta in ctas:
+                me().cta = cta
+                self.function(**given)
+
+        for some in [[cta] for cta in ctas] if self.together else [ctas]:
+            machine.roles.append(Role(machine, None, 128, partial(work, some)))
         machine.run()
-        while left := [role for role in machine.roles if role.copies]:
-            left[0].copies.pop()()  # what a kernel has begun is done before the next one starts
         return self
 
 
-def jit(function=None, **options):
+def jit(function=None, *, together=True, **options):
+    """`together`: all CTAs of a launch run at the same time, else one after another."""
     if function is None:
-        return jit
-    return Kernel(function) if function.__name__.endswith("_kernel") else function
+        return partial(jit, together=together)
+    return Kernel(function, together) if function.__name__.endswith("_kernel") else function
 
 
 def aggregate(cls):
@@ -587,9 +588,10 @@ def aggregate(cls):
     return cls
 
 
-def gluon_names():
-    """This machine in the place of stages/common/gluon.py."""
-    fake = ModuleType(real.__name__)
+def stand_ins():
+    """This machine in the place of stages/common/gluon.py and no_triton.py: their modules."""
+    fake, fake_triton = (ModuleType(x.__name__) for x in (common.gluon, common.no_triton))
+    vars(fake_triton).update(triton=SimpleNamespace(jit=jit(together=False)), tl=gl)
     named = (
         mbarrier, barrier, fence_async_shared, async_load, async_store, store_wait, reduce_add,
         warpgroup_mma, warpgroup_mma_wait, TensorDescriptor,
@@ -601,7 +603,7 @@ def gluon_names():
         reinterpret=lambda tile, dtype, shape, layout: tile.reshape(shape),
         driver=SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: 0)),
     )  # fmt: skip
-    return fake
+    return fake, fake_triton
 
 
 @contextlib.contextmanager
@@ -611,22 +613,25 @@ def emulated(stage=9, changes=(), seed=0):
     stage: the number of a built-in one, or the path of anyone's. changes: (old, new) texts, each
     old one found once in the stage's files. `Kernel.seed` is that of the next launch.
     """
-    Kernel.seed, fake = seed, gluon_names()
+    Kernel.seed = seed
     gpu = SimpleNamespace(multi_processor_count=CTAS)
+    fakes = {fake.__name__: fake for fake in stand_ins()}
+    reals = {name: sys.modules[name] for name in fakes}
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch.object(sys.modules["stages.common"], "gluon", fake),
+        patch.multiple(common, **{name.rpartition(".")[2]: fakes[name] for name in fakes}),
+        patch.object(torch.Tensor, "type", SimpleNamespace(layout=Layout())),  # Gluon's, of x.type
         patch.object(torch.cuda, "get_device_properties", lambda device: gpu),
         patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
     ):
         # a copy, under a name of its own: it is none of the operators that torch knows
         path = write_changed(stage, changes, Path(folder), "emulated")
         before = {*sys.modules}
-        sys.modules[real.__name__] = fake
+        sys.modules.update(fakes)
         try:
             yield stages.load(path, alone=True)
         finally:
-            sys.modules[real.__name__] = real
+            sys.modules.update(reals)
             for name in {*sys.modules} - before:
                 if name.startswith("stage_emulated"):
                     del sys.modules[name]

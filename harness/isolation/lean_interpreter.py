@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,8 +11,9 @@ def make_lean() -> None:
     """Change the interpreter of this process, where Triton is imported and interprets.
 
     It computes every sum and product of integers twice, in 64 bits too, for an assertion that it
-    then leaves out; for each call within a kernel it patches triton.language, patched already; and
-    it makes each number's type anew. A Triton that has other names for these is left as it is.
+    then leaves out; for each call within a kernel it patches triton.language, patched already; it
+    makes each number's type anew; and it rewrites a function anew for each module that has it. A
+    Triton that has other names for these is left as it is.
     """
     interpreter: Any = sys.modules.get("triton.runtime.interpreter")
     builder: Any = getattr(interpreter, "interpreter_builder", None)
@@ -44,6 +46,30 @@ def make_lean() -> None:
 
     interpreter._patch_lang = Scope
     keep_types(interpreter)
+    keep_rewritten(interpreter)
+
+
+def keep_rewritten(interpreter: Any) -> None:
+    """Rewrite functions of the same code once: those that a changed stage has as it was, mostly."""
+    rewriter: Any = getattr(interpreter, "FunctionRewriter", None)
+    rewrite = getattr(rewriter, "rewrite_ast", None)
+    if rewrite is None:
+        return
+    known: dict[CodeType, CodeType] = {}
+
+    def rewritten(self: Any) -> Any:
+        fn = self.fn
+        if fn.__closure__:
+            return rewrite(self)
+        if fn.__code__ not in known:
+            known[fn.__code__] = rewrite(self).__code__
+        for name, value in vars(interpreter).items():
+            fn.__globals__.setdefault(name, value)  # as `rewrite` does
+        made = FunctionType(known[fn.__code__], fn.__globals__, fn.__name__, fn.__defaults__)
+        made.__kwdefaults__, made.__annotations__ = fn.__kwdefaults__, fn.__annotations__
+        return made
+
+    rewriter.rewrite_ast = rewritten
 
 
 def keep_types(interpreter: Any) -> None:

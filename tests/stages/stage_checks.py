@@ -188,11 +188,9 @@ def hidden_keys(problem):
     """The mask of `problem`, (b, 1, nq, nk), True where a key is not seen; straight from words."""
     late = problem.nk - problem.nq if problem.causal else problem.nk
     lengths = problem.seqlens_k or (problem.nk,) * problem.b
-    hidden = [
-        [[[j > i + late or j >= n for j in range(problem.nk)] for i in range(problem.nq)]]
-        for n in lengths
-    ]
-    return torch.tensor(hidden, device=problem.device)
+    i, j = torch.arange(problem.nq)[:, None], torch.arange(problem.nk)
+    hidden = torch.stack([(j > i + late) | (j >= n) for n in lengths])[:, None]
+    return hidden.to(problem.device)
 
 
 def relative_rounding(q, k):

@@ -31,12 +31,11 @@ from test_mutants import MUTANTS
 from course.edits import texts_of, write_texts
 from course.emulator import Kernel, Misuse, Stuck, emulated
 from harness.problems.problem import Problem
-from stages.common.machine import has_module, interpreting
+from stages.common.machine import has_module
 
-pytestmark = [
-    pytest.mark.skipif(not has_module("triton"), reason="no wheel of triton for this machine"),
-    pytest.mark.skipif(not interpreting(), reason="two small kernels would be compiled for a GPU"),
-]
+pytestmark = pytest.mark.skipif(
+    not has_module("triton"), reason="no wheel of triton for this machine"
+)
 
 # and the largest d
 CONFIGS = {
@@ -53,8 +52,8 @@ HIDDEN = "hidden"  # the problem of hide_values, beside these
 # h, hk, nq, nk, causal, seqlens_k of 2 batch entries; first those that show most with fewest tiles
 PROBLEMS = {
     "ragged": (1, 1, 65, 300, False, None),
-    "grouped heads, lengths": (4, 2, 130, 260, False, (0, 257)),
     "causal, ragged": (2, 2, 130, 200, True, None),
+    "grouped heads, lengths": (4, 2, 130, 260, False, (0, 257)),
     "causal, rows that see nothing": (2, 1, 257, 129, True, None),
     "causal": (2, 1, 256, 256, True, None),
     "causal, moved by half a tile": (1, 1, 320, 384, True, (384, 100)),
@@ -109,10 +108,11 @@ def answers(stage, tensors, options, seed, config=None, backward=True):
 def check(got, want, bounds):
     """Raise AssertionError where one of the answers is off by more than an honest one may be."""
     for x, true, bound, what in zip(got, want, bounds, WHAT, strict=False):
-        seen = true.isfinite()  # not the lse of rows that see no key
-        assert torch.equal(x.isfinite(), seen), what
-        bound = bound if isinstance(bound, float) else bound[seen]
-        assert_close(x[seen], true[seen], bound, what)
+        if what == "lse":  # of rows that see no key it isn't finite
+            seen = true.isfinite()
+            assert torch.equal(x.isfinite(), seen), what
+            x, true = x[seen], true[seen]
+        assert_close(x, true, bound, what)
 
 
 @pytest.mark.parametrize("seeds", [(0,), pytest.param(range(1, 5), marks=pytest.mark.slow)])

@@ -65,7 +65,7 @@ def check_pages(stage, page_size, N, causal):
     assert_close(stage.attend_paged(q, cache, [0, 1], causal=causal), o, 2 * rounding(q, k, v))
 
 
-def battery(stage):
+def battery(stage, seeds=SEEDS):
     """Raise where `stage` is wrong; every shipped stage passes: what all stages are asked.
 
     First what takes little and kills most, the random cases last.
@@ -82,7 +82,7 @@ def battery(stage):
         test_problems.test_logits_so_low_that_no_masked_key_may_pass_for_a_zero(stage)
     if {"causal", "seqlens_k"} <= {*stage.STAGE.options}:
         hidden_battery(stage)
-    for seed in SEEDS:
+    for seed in seeds:
         check_case(stage, make_case(stage, seed))
     if hasattr(stage, "candidates"):
         large_battery(stage)
@@ -168,7 +168,7 @@ def every_mutant():
 def test_the_shipped_stage_lives(number):
     stage = stages.by_number(number)
     device_of(stage)
-    battery(stage)
+    battery(stage, seeds=())  # those are asked in test_problems.py, and more
 
 
 @pytest.mark.parametrize(("number", "name"), [*every_mutant()])
