@@ -40,16 +40,17 @@ def from_script(name: str) -> Any:
     return notebook
 
 
-def execute(name: str, folder: Path) -> Any:
+def execute(name: str, folder: Path, kernel: Any = None) -> Any:
     """The notebook executed, cell by cell, in `folder`, by this Python's own kernel.
 
-    Raises nbclient.exceptions.CellExecutionError where a cell raises.
+    `kernel`: the manager of one that runs, in that folder. Raises
+    nbclient.exceptions.CellExecutionError where a cell raises.
     """
     from nbclient import NotebookClient
 
     notebook = from_script(name)
     client = NotebookClient(
-        notebook, timeout=CELL_SECONDS, kernel_name="python3", record_timing=False,
+        notebook, km=kernel, timeout=CELL_SECONDS, kernel_name="python3", record_timing=False,
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(folder)}},
     )  # fmt: skip

@@ -20,6 +20,7 @@ from course.lab import cpp, explain, gaps
 from course.lab.grading import calls
 from course.lab.grading.calls import LIMITS
 from course.lab.labs import ROOT, TWIN
+from harness.isolation.judge import Judge
 from harness.isolation.roster import BadStage, StageInfo, describe_files
 from harness.isolation.scratch import scratch
 from harness.problems.problem import Problem
@@ -302,15 +303,16 @@ def judged(
         return Result(number, "failed", (), NO_KERNEL)
     may = rules(number, plain, home)
     marks: list[Mark] = []
-    for each in asked:
-        if marks and marks[-1].status == "timeout":
-            mark = Mark(each, "timeout", "not tried after a check that did not end")
-        elif why := info.why_skip(each.problem):
-            mark = Mark(each, "skipped", why)
-        else:
-            mark = one(info, each, may, limits)
-        marks.append(mark)
-        tell(mark)
+    with Judge(BASE) as judge:  # it turns to a problem when a submission has answered
+        for each in asked:
+            if marks and marks[-1].status == "timeout":
+                mark = Mark(each, "timeout", "not tried after a check that did not end")
+            elif why := info.why_skip(each.problem):
+                mark = Mark(each, "skipped", why)
+            else:
+                mark = one(info, each, may, limits, judge)
+            marks.append(mark)
+            tell(mark)
     # cheating is reported first, whatever else is wrong
     failed = next((mark for mark in marks if mark.status == "cheated"), None)
     failed = failed or next((mark for mark in marks if not mark.passed), None)
@@ -345,13 +347,15 @@ def judged(
     return Result(number, verdict, marks, known, [*case, *printed])
 
 
-def one(info: StageInfo, each: Check, may: dict[str, Any], limits: calls.Limits) -> Mark:
+def one(
+    info: StageInfo, each: Check, may: dict[str, Any], limits: calls.Limits, judge: Judge
+) -> Mark:
     """Return the mark of one check; its problem is that of the first call that was wrong.
 
     A file's own excuses (the exact_up_to of its STAGE) are ignored.
     """
     may = may | {"work": dict(each.work)}
-    found = calls.ask(info.path, each.problem, each.layout, may, seeds(each), limits)
+    found = calls.ask(info.path, each.problem, each.layout, may, seeds(each), limits, judge)
     if found.seed is not None:
         each = replace(each, problem=replace(each.problem, seed=found.seed))
     return Mark(each, found.status, found.reason, found.printed)

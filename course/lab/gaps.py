@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from course.lessons.diff import MARKER
-from course.lessons.side_by_side import BLANK
+from course.lessons.marks import BLANK, MARKER
 
 KINDS = {"small": "step", "large": "exercise"}  # size of the gaps -> how they are marked
 NOT_WRITTEN = "not written yet"

@@ -2,20 +2,18 @@
 
 import ast
 import difflib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
+from course.lessons.marks import MARKER
 from harness.records.code import FIRST, files_of, first_file, label
 
 CONTEXT = 3  # unchanged lines around each change
 
 Numbered = tuple[int, str]  # a line and its number in its file, from 1
 Placed = tuple[str, int, str]  # its file's name, its number and the line
-# a comment that marks an exercise of `ladder lab` (course/lab/gaps.py), left out of differences
-MARKER = re.compile(r"(\s*)(?:#|//) (exercise|step|end of) (\w+)(?:: (.*))?$")
 
 
 def numbered(path: Path) -> list[Numbered]:

@@ -17,6 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from course.lessons import diff
+from course.lessons.marks import BLANK
 from harness.records.code import files_of
 from harness.views.look import COMES, GOES, INK
 from harness.views.table import Column, Table
@@ -31,7 +32,6 @@ FONT = "font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;fon
 PRE = f'style="text-align:left;white-space:pre;margin:0;{FONT};line-height:1.35"'
 SCROLLS = 'style="overflow-x:auto;max-width:100%"'
 WIDEST = 400  # columns of a table's text, which nothing cuts
-BLANK = "____"  # what a student fills in
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from harness.records.environment import own_files
 PAGE = DOCS / "report.html"
 # besides the modules of course/page/
 MODULES = (
-    "course/lessons/diff", "course/report/course", "course/report/text", "harness/problems/cost",
-    "harness/problems/ring_cost", "harness/records/units", "harness/views/groups",
-    "harness/views/look", "harness/views/plots", "harness/views/ratios", "harness/views/rings",
-    "harness/views/roofline",
+    "course/lessons/diff", "course/lessons/marks", "course/report/course", "course/report/text",
+    "harness/problems/cost", "harness/problems/ring_cost", "harness/records/units",
+    "harness/views/groups", "harness/views/look", "harness/views/plots", "harness/views/ratios",
+    "harness/views/rings", "harness/views/roofline",
 )  # fmt: skip
 
 

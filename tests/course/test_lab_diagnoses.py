@@ -11,6 +11,7 @@ from test_lab import solution
 
 from course.edits import replace_each
 from course.lab import checks, labs
+from harness.isolation.judge import Judge
 from harness.isolation.roster import describe_files
 
 pytestmark = pytest.mark.slow  # a few processes each
@@ -82,7 +83,9 @@ def test_a_mistake_is_found_and_called_by_its_name(name, tmp_path):
 def test_the_check_of_a_mistake_fails_it_whatever_the_seed(name, tmp_path):
     stage, edits, shows, _ = MISTAKES[name]
     number, asked, info = prepared(stage, edits, shows, tmp_path, seed=2)
-    mark = checks.one(info, asked, checks.rules(number, stage == "cpu"), checks.calls.USUAL)
+    rules = checks.rules(number, stage == "cpu")
+    with Judge(asked.problem) as judge:
+        mark = checks.one(info, asked, rules, checks.calls.USUAL, judge)
     assert not mark.passed
 
 

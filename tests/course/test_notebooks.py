@@ -17,7 +17,9 @@ from types import SimpleNamespace
 import build_notebooks as tool
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 from ladder_command import in_turn
+from nbclient import NotebookClient
 
 from course import notebook as nb
 from course.lessons.side_by_side import BLANK, braces, changed, extent, fingerprint, folded
@@ -97,9 +99,10 @@ def test_there_is_a_notebook_for_each_step():
     assert {path.stem for path in own_files("notebooks/*.ipynb")} >= set(STEPS)
 
 
-ALONE = "06_to_08"  # its measurement has a process of its own, as for a reader
-# run by the kernel before the first cell
-STARTUP = """
+ALONE = "06_to_08"  # it has a kernel of its own, and its measurement a process, as for a reader
+# run by the kernel of the others before their first cells: none has what another has named
+AGAIN = "get_ipython().reset()\nimport os\nos.chdir({folder!r})"
+IN_TURN = """
 import os
 from multiprocessing.connection import Client
 from types import SimpleNamespace
@@ -116,10 +119,13 @@ notebook.subprocess = SimpleNamespace(run=run)
 """
 
 
-@pytest.fixture
-def kernel_in_turn(tmp_path, monkeypatch):
-    """The kernel's `nb.measure` has its commands carried out here: most of one is its start-up."""
-    listener = Listener(str(tmp_path / "commands"))
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    """A kernel for one notebook after another: most of executing one is its start-up.
+
+    Its `nb.measure` has its commands carried out here, for the same reason.
+    """
+    listener = Listener(str(tmp_path_factory.mktemp("kernel") / "commands"))
 
     def answer():
         with contextlib.suppress(OSError):  # closed
@@ -129,21 +135,29 @@ def kernel_in_turn(tmp_path, monkeypatch):
                     connection.send(vars(in_turn(*arguments, cwd=folder)))
 
     threading.Thread(target=answer, daemon=True).start()
-    startup = tmp_path / "ipython" / "profile_default" / "startup" / "in_turn.py"
-    startup.parent.mkdir(parents=True)
-    startup.write_text(STARTUP.format(address=listener.address), encoding="utf-8")
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    yield
+    manager = KernelManager()
+    code = IN_TURN.format(address=listener.address)
+    carry_out(manager, f"exec({code!r}, {{}})")  # names of its own, which stay
+    yield manager
+    manager.shutdown_kernel(now=True)
     listener.close()
+
+
+def carry_out(manager, code):
+    """Have a kernel carry out what is no notebook's."""
+    cell = nbformat.v4.new_code_cell(code)
+    NotebookClient(nbformat.v4.new_notebook(cells=[cell]), km=manager).execute()
 
 
 @pytest.mark.slow
 @every
 def test_each_notebook_executes(name, tmp_path, request):
-    if name != ALONE:
-        request.getfixturevalue("kernel_in_turn")
     (tmp_path / "here").mkdir()
-    notebook = tool.execute(name, tmp_path / "here")
+    manager = None
+    if name != ALONE:
+        manager = request.getfixturevalue("kernel")
+        carry_out(manager, AGAIN.format(folder=str(tmp_path / "here")))
+    notebook = tool.execute(name, tmp_path / "here", manager)
     check_outputs(notebook)
     if name == "04_to_05" and not no_triton:
         check_exercise(notebook)

@@ -78,11 +78,11 @@ class Answer:
 
 def ask(
     path: Path, problem: Problem, layout: str, rules: Mapping[str, Any], seeds: Sequence[int],
-    limits: Limits,
+    limits: Limits, judge: Judge,
 ) -> Answer:  # fmt: skip
     """Call the stage in `path` with inputs from each of `seeds`, the last one twice.
 
-    Raises NoVerdict where the judge can't say what is right.
+    `judge`: of this submission's checks. Raises NoVerdict where it can't say what is right.
     """
     # a new folder, so that no submission finds files of another
     with tempfile.TemporaryDirectory(dir=scratch(), ignore_cleanup_errors=True) as name:
@@ -106,9 +106,7 @@ def ask(
         printed = session.printed()
         if failed is not None:
             return replace(failed, printed=printed)
-        with Judge(replace(problem, seed=seeds[0])) as judge:
-            judge.open()
-            found = judged(judge, asked, outs, problem)
+        found = judged(judge, asked, outs, problem)
         if found.status == "ok" and suspect:  # a wrong answer is not cheating
             found = Answer("cheated", suspect)
         return replace(found, printed=printed)
@@ -153,8 +151,10 @@ def judged(judge: Judge, asked: Sequence[int], outs: Sequence[Path], problem: Pr
     seen: dict[bytes, int] = {}
     for index, (seed, out) in enumerate(zip(asked, outs, strict=True)):
         data = read(out, problem)
+        if seed not in asked[index - 1 : index]:
+            judge.turn_to(replace(problem, seed=seed))
         try:
-            found = judge.verdict(out, seed=seed)
+            found = judge.verdict(out)
         except ChildFailed as error:
             return fault(error.status, error.reason)
         if not found.exact:

@@ -26,8 +26,7 @@ import torch
 
 from course.lab.grading.endings import EXIT, FORBIDDEN, REFUSED
 from course.lab.grading.work import Work
-from course.lab.labs import ROOT
-from harness.records.code import STAGES, part_of
+from harness.records.code import ROOT, STAGES, part_of
 
 OURS = ("harness", "attention_ladder", "course", "ladder")  # packages
 # what any submission may import; __main__: as debuggers and test runners do, under its other name
@@ -290,7 +289,7 @@ def standard(name: str) -> bool:
     """Whether a file is of Python's own library, or saves arrays; not what imports modules."""
     saves = ("torch/serialization.py", "/numpy/")
     own = name.startswith(("<", STDLIB)) and "site-packages" not in name  # <: it has no file
-    return (own and not_importing(name)) or any(part in Path(name).as_posix() for part in saves)
+    return (own and not_importing(name)) or any(part in name.replace(os.sep, "/") for part in saves)
 
 
 def not_importing(name: str) -> bool:
@@ -300,7 +299,7 @@ def not_importing(name: str) -> bool:
 
 def by_torch(name: str) -> bool:
     """Whether a file is torch's or Python's own."""
-    return standard(name) or TORCH in Path(name).parents
+    return standard(name) or name.startswith(f"{TORCH}{os.sep}")
 
 
 def inspecting(name: str) -> bool:

@@ -285,6 +285,7 @@ def watch_kernels(work: Work) -> None:
 
     real, execute = interpreter._interpreter, interpreter.GridExecutor.__call__
     select = interpreter.InterpreterBuilder.create_select
+    rewrite = interpreter.InterpretedFunction.rewrite
 
     class Stores:
         def __getattr__(self, name: str) -> Any:
@@ -326,5 +327,14 @@ def watch_kernels(work: Work) -> None:
             work.end(f"it launches a kernel of {ours}")
         return execute(executor, *args, **options)
 
+    def rewritten(function: Any) -> Any:
+        counts = sys.getprofile()
+        sys.setprofile(None)  # Triton does this in the first call alone: no answer is remembered
+        try:
+            return rewrite(function)
+        finally:
+            sys.setprofile(counts)
+
     interpreter._interpreter, interpreter.GridExecutor.__call__ = Stores(), call
+    interpreter.InterpretedFunction.rewrite = rewritten
     interpreter.InterpreterBuilder.create_select = where
