@@ -613,7 +613,7 @@ def emulated(stage=9, changes=(), seed=0):
     stage: the number of a built-in one, or the path of anyone's. changes: (old, new) texts, each
     old one found once in the stage's files. `Kernel.seed` is that of the next launch.
     """
-    Kernel.seed = seed
+    Kernel.seed, threads = seed, torch.get_num_threads()
     gpu = SimpleNamespace(multi_processor_count=CTAS)
     fakes = {fake.__name__: fake for fake in stand_ins()}
     reals = {name: sys.modules[name] for name in fakes}
@@ -628,9 +628,11 @@ def emulated(stage=9, changes=(), seed=0):
         path = write_changed(stage, changes, Path(folder), "emulated")
         before = {*sys.modules}
         sys.modules.update(fakes)
+        torch.set_num_threads(1)  # others would wait, busily, for work of microseconds
         try:
             yield stages.load(path, alone=True)
         finally:
+            torch.set_num_threads(threads)
             sys.modules.update(reals)
             for name in {*sys.modules} - before:
                 if name.startswith("stage_emulated"):
