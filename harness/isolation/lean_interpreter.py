@@ -63,9 +63,11 @@ def keep_rewritten(interpreter: Any) -> None:
             return rewrite(self)
         if fn.__code__ not in known:
             known[fn.__code__] = rewrite(self).__code__
+        # errors name the module's own file
+        code = known[fn.__code__].replace(co_filename=fn.__code__.co_filename)
         for name, value in vars(interpreter).items():
             fn.__globals__.setdefault(name, value)  # as `rewrite` does
-        made = FunctionType(known[fn.__code__], fn.__globals__, fn.__name__, fn.__defaults__)
+        made = FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__)
         made.__kwdefaults__, made.__annotations__ = fn.__kwdefaults__, fn.__annotations__
         return made
 
