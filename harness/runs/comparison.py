@@ -169,23 +169,28 @@ def fill_outcomes(
         groups = [[outcome] for outcome in outcomes] if apart else [outcomes]
         return in_processes(comparison, groups, judge, tell)
 
-    failures = run(together)
-    while world and any(failures) and len(left := remaining(together)) < len(together):
-        for outcome in left:
-            outcome.forget()
-        together, failures = left, run(left)
-    too_few = world and failures[0] is not None and failures[0][0] == "skipped"  # GPUs, for any
+    def without_the_known(outcomes: Sequence[Outcome]) -> tuple[Sequence[Outcome], list[Failure]]:
+        failures = run(outcomes)
+        while world and any(failures) and len(left := remaining(outcomes)) < len(outcomes):
+            for outcome in left:
+                outcome.forget()
+            outcomes, failures = left, run(left)
+        return outcomes, failures
+
+    together, failures = without_the_known(together)
+    # mostly GPUs: each alone would have as few
+    too_few = world and failures[0] is not None and failures[0][0] == "skipped"
     if any(failures) and len(together) > 1 and not too_few:
         for outcome in together:
             outcome.forget()
             for failure in run([outcome]):
                 if failure is not None:
                     outcome.drop(*failure)
-        together = remaining(together)
-        where = "beside the others" if apart else "of all in one process"
+        together, failures = without_the_known(remaining(together))
+        where = "beside the others" if apart or world else "of all in one process"
         failures = [
             failure and (failure[0], f"sound alone, but {where}: {failure[1]}")
-            for failure in run(together)
+            for failure in failures
         ]
     for index, outcome in enumerate(together):
         failure = failures[index if apart else 0]

@@ -1,8 +1,8 @@
 """Make the calls of one check: fresh, secret inputs for each, the answers judged afterwards.
 
 The submission answers in its own process, watched by guard.py. The judge computes the expected
-answers only after that process, and all that it has started, have ended: before, there is nothing
-to find. Nothing that the process says counts in its favour.
+answers of a check only after that process, and all that it has started, have ended: before, there
+is nothing of it to find. Nothing that the process says counts in its favour.
 """
 
 import contextlib

@@ -76,8 +76,9 @@ def test_a_rank_that_fails_ends_all_and_is_named_and_others_are_measured_all_the
 
 
 def test_a_file_that_ranks_can_not_load_fails_alone(tmp_path):
-    found = outcomes(tmp_path, ["right", "at_import"], problem(h=1, nq=8, nk=8, d=8, world=2))
-    assert [found["right"].status, found["at_import"].status] == ["ok", "crashed"]
+    names = ["right", "at_import", "dies_beside"]  # the last one where others are
+    found = outcomes(tmp_path, names, problem(h=1, nq=8, nk=8, d=8, world=2))
+    assert [found[name].status for name in names] == ["ok", "crashed", "crashed"]
     assert found["at_import"].reason == "rank 0: RuntimeError: no"
 
 
