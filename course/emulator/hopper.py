@@ -181,6 +181,18 @@ class Layout:
         self.parent = self
 
 
+class Type:
+    """A tensor's `type`: torch's method, which has a layout, too, as Gluon's types have."""
+
+    def __init__(self, method):
+        self.method, self.layout = method, Layout()
+
+    def __get__(self, x, owner):
+        bound: Any = partial(self.method, x)
+        bound.layout = self.layout
+        return bound
+
+
 def number(x):
     return x if isinstance(x, torch.Tensor) else torch.tensor(x)
 
@@ -591,7 +603,8 @@ def aggregate(cls):
 def stand_ins():
     """This machine in the place of stages/common/gluon.py and no_triton.py: their modules."""
     fake, fake_triton = (ModuleType(x.__name__) for x in (common.gluon, common.no_triton))
-    vars(fake_triton).update(triton=SimpleNamespace(jit=jit(together=False)), tl=gl)
+    triton = SimpleNamespace(**{**vars(common.no_triton.triton), "jit": jit(together=False)})
+    vars(fake_triton).update(triton=triton, tl=gl)
     named = (
         mbarrier, barrier, fence_async_shared, async_load, async_store, store_wait, reduce_add,
         warpgroup_mma, warpgroup_mma_wait, TensorDescriptor,
@@ -620,7 +633,7 @@ def emulated(stage=9, changes=(), seed=0):
     with (
         tempfile.TemporaryDirectory() as folder,
         patch.multiple(common, **{name.rpartition(".")[2]: fakes[name] for name in fakes}),
-        patch.object(torch.Tensor, "type", SimpleNamespace(layout=Layout())),  # Gluon's, of x.type
+        patch.object(torch.Tensor, "type", Type(torch.Tensor.type)),
         patch.object(torch.cuda, "get_device_properties", lambda device: gpu),
         patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
     ):

@@ -13,6 +13,7 @@ from test_hopper_emulated import answers, check, truth_of
 
 from course.emulator import emulated
 from harness.problems.problem import Problem
+from stages import common
 from stages.common.contract import LARGEST_SCORE_TO_TRAIN
 
 pytestmark = test_hopper_emulated.pytestmark
@@ -100,3 +101,9 @@ def test_gradients_come_for_lengths_and_a_gradient_of_the_output_in_any_layout()
         for laid in (dO.mT.contiguous().mT, dO.transpose(1, 2).contiguous().transpose(1, 2)):
             got = answers(stage, (q, k, v, laid), (causal, spread), 0)
             check(got, want, bounds)
+
+
+def test_torch_and_triton_keep_what_is_not_emulated():
+    with emulated():
+        assert torch.ones(1).type(torch.float64).type() == "torch.DoubleTensor"
+        assert common.no_triton.triton.cdiv(5, 2) == 3
