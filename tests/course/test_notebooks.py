@@ -125,7 +125,8 @@ def kernel(tmp_path_factory):
 
     Its `nb.measure` has its commands carried out here, for the same reason.
     """
-    listener = Listener(str(tmp_path_factory.mktemp("kernel") / "commands"))
+    folder = tmp_path_factory.mktemp("kernel")
+    listener = Listener(str(folder / "commands"))
 
     def answer():
         with contextlib.suppress(OSError):  # closed
@@ -137,7 +138,9 @@ def kernel(tmp_path_factory):
     threading.Thread(target=answer, daemon=True).start()
     manager = KernelManager()
     code = IN_TURN.format(address=listener.address)
-    carry_out(manager, f"exec({code!r}, {{}})")  # names of its own, which stay
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPYTHONDIR", str(folder / "ipython"))  # no start-up files of whoever tests
+        carry_out(manager, f"exec({code!r}, {{}})")  # names of its own, which stay
     yield manager
     manager.shutdown_kernel(now=True)
     listener.close()
