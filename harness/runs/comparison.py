@@ -169,7 +169,7 @@ def fill_outcomes(
         groups = [[outcome] for outcome in outcomes] if apart else [outcomes]
         return in_processes(comparison, groups, judge, tell)
 
-    def without_the_known(outcomes: Sequence[Outcome]) -> tuple[Sequence[Outcome], list[Failure]]:
+    def run_without_failed(outcomes: Sequence[Outcome]) -> tuple[Sequence[Outcome], list[Failure]]:
         failures = run(outcomes)
         while world and any(failures) and len(left := remaining(outcomes)) < len(outcomes):
             for outcome in left:
@@ -177,7 +177,7 @@ def fill_outcomes(
             outcomes, failures = left, run(left)
         return outcomes, failures
 
-    together, failures = without_the_known(together)
+    together, failures = run_without_failed(together)
     # mostly GPUs: each alone would have as few
     too_few = world and failures[0] is not None and failures[0][0] == "skipped"
     if any(failures) and len(together) > 1 and not too_few:
@@ -186,7 +186,7 @@ def fill_outcomes(
             for failure in run([outcome]):
                 if failure is not None:
                     outcome.drop(*failure)
-        together, failures = without_the_known(remaining(together))
+        together, failures = run_without_failed(remaining(together))
         where = "beside the others" if apart or world else "of all in one process"
         failures = [
             failure and (failure[0], f"sound alone, but {where}: {failure[1]}")

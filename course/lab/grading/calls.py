@@ -151,7 +151,7 @@ def judged(judge: Judge, asked: Sequence[int], outs: Sequence[Path], problem: Pr
     seen: dict[bytes, int] = {}
     for index, (seed, out) in enumerate(zip(asked, outs, strict=True)):
         data = read(out, problem)
-        if seed not in asked[index - 1 : index]:
+        if index == 0 or seed != asked[index - 1]:
             judge.turn_to(replace(problem, seed=seed))
         try:
             found = judge.verdict(out)
