@@ -326,9 +326,13 @@ class mbarrier:
 
 def named_barrier(number, threads, waits):
     """bar.sync or bar.arrive of all threads of a role."""
-    bar = me().cta.named.setdefault(number, SimpleNamespace(count=0, threads=threads, rounds=0))
+    new = SimpleNamespace(count=0, threads=threads, rounds=0, roles=[])
+    bar = me().cta.named.setdefault(number, new)
     if bar.count == 0:
-        bar.threads = threads
+        bar.threads, bar.roles = threads, []
+    if me() in bar.roles:
+        raise Misuse(f"named barrier {number}: a role arrives for the second time in a round")
+    bar.roles.append(me())
     bar.count += me().threads
     if bar.threads != threads or bar.count > threads:
         raise Misuse(f"named barrier {number}: {bar.count} threads where {threads} were expected")

@@ -12,7 +12,8 @@ postprocess   dq from its sums: scaled, in its dtype
     a query tile, time ->
     consumer 0  |S^T=K Q^T|dP^T=V dO^T|      |dV+=P^T dO|dQ=dS K|dK+=dS^T Q|     matrix unit
                           |P = 2^(S-lse)| dS | to the other     | dQ out
-    consumer 1  the same for the next 64 keys: its products can run while consumer 0 computes
+    consumer 1  the same for the next 64 keys, a little later: it starts S and dP behind consumer 0,
+                so that its products run while that one computes P, and the other way round
 
     K, V    pipelines of one slot (pipeline.py): the next tiles come while dK and dV go out
     Q, dO   two slots; consumers wait at two full barriers of each, for Q with its rows, and for dO
@@ -48,6 +49,7 @@ from .schedule import Problem, make_scheduler
 
 # Numbers of named barriers. K's and V's pipelines have one slot, that of queries two.
 K_EMPTY, V_EMPTY, QUERIES_EMPTY = gl.constexpr(5), gl.constexpr(6), gl.constexpr(7)
+S_STARTED = gl.constexpr(9)  # consumer 0 has started S and dP of a tile: it's consumer 1's turn
 DS_STORED = gl.constexpr(15)  # both consumers have written their part of dS
 
 
@@ -158,8 +160,12 @@ def seen_by(start_m, keys, Nk_valid, problem, S: gl.constexpr):
     """Which of `keys` (64,) the queries from start_m on see: (64, BLOCK_M), or (64, 1) if all."""
     seen = (keys < Nk_valid)[:, None]
     if problem.CAUSAL:
-        cols = start_m + gl.arange(0, problem.BLOCK_M, layout=gl.SliceLayout(0, S))
-        seen = seen & (keys[:, None] <= cols[None, :] + (problem.Nk - problem.Nq))
+        # The first column that sees a key, so that one comparison for each number is left. Of keys
+        # that don't count it lies past all columns: start_m is less than 2^30 past the diagonal.
+        keys = gl.where(keys < Nk_valid, keys, (1 << 30) + problem.BLOCK_M)
+        first = keys - (start_m + (problem.Nk - problem.Nq))
+        cols = gl.arange(0, problem.BLOCK_M, layout=gl.SliceLayout(0, S))
+        seen = first[:, None] <= cols[None, :]
     return seen
 
 
@@ -179,6 +185,9 @@ def mainloop(
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     HALF_DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     keys = start_n + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
+    # Whether dP begins as -delta. Measured: that's faster at d = 128 under a causal mask, where it
+    # leaves registers free, slower without one.
+    FROM_DELTA: gl.constexpr = BLOCK_D == 128 and problem.CAUSAL
     s_zero = gl.zeros([64, BLOCK_M], gl.float32, S)
     dq_zero = gl.zeros([64, 64], gl.float32, HALF_DQ)
     for i in range(first, end):
@@ -190,8 +199,17 @@ def mainloop(
         q, do = queries.consumer_wait(q_count)  # (BLOCK_M, BLOCK_D)
         if BLOCK_D == 128:  # once the products run, they keep shared memory busy
             lse, delta = queries.row(q_count, 0, S), queries.row(q_count, 1, S)  # (BLOCK_M,)
+        # The consumers meet in each tile. If they also started together, both would compute P at
+        # the same time, and the matrix unit would have nothing to do.
+        if problem.DQ and c == 1:
+            named_barrier("bar.sync", S_STARTED, 256)
         s = warpgroup_mma(k, q.permute([1, 0]), s_zero, use_acc=False, is_async=True)
-        dp = warpgroup_mma(v, do.permute([1, 0]), s_zero, use_acc=False, is_async=True)
+        dp_start = s_zero
+        if FROM_DELTA:
+            dp_start = s_zero + delta[None, :]
+        dp = warpgroup_mma(v, do.permute([1, 0]), dp_start, use_acc=FROM_DELTA, is_async=True)
+        if problem.DQ and c == 0:
+            named_barrier("bar.arrive", S_STARTED, 256)
         s = warpgroup_mma_wait(1, deps=[s])  # the older of the two
         if BLOCK_D == 64:  # for BLOCK_M = 128 rows registers are too few
             lse = queries.row(q_count, 0, S)
@@ -202,7 +220,9 @@ def mainloop(
         dp = warpgroup_mma_wait(0, deps=[dp])
         if BLOCK_D == 64:
             delta = queries.row(q_count, 1, S)
-        ds = (p * (dp + delta[None, :])).to(dtype)  # (64, BLOCK_M)
+        if not FROM_DELTA:
+            dp = dp + delta[None, :]
+        ds = (p * dp).to(dtype)  # (64, BLOCK_M)
         if problem.DQ:
             ds_all = ds_smem.index(q_count % 2)  # (BLOCK_M, 128), as dQ reads it
             ds_all.slice(64 * c, 64, 1).permute([1, 0]).store(ds)
@@ -363,6 +383,18 @@ def backward_kernel(
 
 
 @triton.jit
+def from_the_last():
+    """The grid's coordinates of a program, int64, so that programs begin with the last ones.
+
+    The main kernel begins with the first heads and ends with the last. So it begins with what the
+    kernel before it wrote last, and the kernel after it with what it added last: that is in the L2.
+    """
+    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    x, y, z = tl.num_programs(0) - 1 - x, tl.num_programs(1) - 1 - y, tl.num_programs(2) - 1 - z
+    return x.to(tl.int64), y.to(tl.int64), z.to(tl.int64)
+
+
+@triton.jit
 def preprocess_kernel(
     o_ptr, do_ptr, lse_ptr, rows_ptr, sums_ptr,
     stride_ob, stride_oh, stride_om, stride_od,
@@ -376,8 +408,8 @@ def preprocess_kernel(
     A row that sees no key, or is none, gets lse = +inf: whatever its scores, p = 2^-inf = 0. An lse
     so large that no digit of p would be left becomes NaN, as in stage 7.
     """
-    b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
+    block, h, b = from_the_last()
+    offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
     in_range = offs_m < Nq
     mask = in_range[:, None] & (offs_d[None, :] < d)
@@ -410,8 +442,8 @@ def postprocess_kernel(
 
     The sums of BLOCK_M rows are in the order in which consumers hold them (`in_register_order`).
     """
-    b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    start_m = tl.program_id(0).to(tl.int64) * BLOCK_M
+    block, h, b = from_the_last()
+    start_m = block * BLOCK_M
     offs_m = start_m + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
     head = b * tl.num_programs(1) + h

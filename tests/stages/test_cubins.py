@@ -292,8 +292,9 @@ def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, compiler):
         assert 0 < report["shared"] <= SHARED_LIMIT[90], job
         assert report["unset"] == [], job
         loops = report["loops"]
-        # K's, V's and where the consumers meet for dS; those below 5 are the compiler's
-        ours = {5, 6, 15} if d == 128 and flags != "keys" else {5, 6}
+        # K's, V's, whose turn it is, and where the consumers meet for dS; those below 5 are the
+        # compiler's
+        ours = {5, 6} if flags == "keys" else {5, 6, 9, 15} if d == 128 else {5, 6, 9}
         assert {number for number in report["barriers"] if number >= 5} == ours, job
         products, steps = (4, 24) if flags == "keys" else (5, 32)
         assert len(loops) == (2 if flags in ("plain", "keys") else 4), job  # with masks and without

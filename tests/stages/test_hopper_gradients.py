@@ -156,15 +156,18 @@ def test_only_tiles_with_keys_that_do_not_count_are_edges(
     assert all(launched.calls[kernel]["EDGE"] is edge for kernel in kernels)
 
 
-@pytest.mark.parametrize("heads", [1, 3, 100])
-def test_heads_computed_together_fit_the_cache(heads, monkeypatch):
+@pytest.mark.parametrize(("causal", "heads", "section"), [
+    (True, 1, 1), (True, 3, 3), (True, 100, 8), (False, 1, 2), (False, 100, 2)
+])  # fmt: skip
+def test_heads_computed_together_fit_the_cache(causal, heads, section, monkeypatch):
+    """Or are two, where no mask makes work tiles unlike."""
     q, k, v, do = normal((2, 8, 70, 130, 64), 0, torch.float16)
     k, v = k[:, :4], v[:, :4]
     launched = Launched(monkeypatch)
     size = 2 * 70 * 64 * (2 + 2 + 4)  # of a key head's queries, dO and sums of dQ
     monkeypatch.setattr(hopper_launch, "L2_BYTES", heads * size)
-    hopper_launch.launch_backward((q, k, v, q, torch.zeros((2, 8, 70)), do), False, None, True)
-    assert launched.calls["backward_kernel"]["section"] == min(heads, 2 * 4)
+    hopper_launch.launch_backward((q, k, v, q, torch.zeros((2, 8, 70)), do), causal, None, True)
+    assert launched.calls["backward_kernel"]["section"] == section
 
 
 def test_copies_live_until_every_kernel_is_launched(monkeypatch):
