@@ -53,6 +53,7 @@ class Work:
         self.path, self.rules, self.end, self.asked = path, rules, end, asked
         self.given = 1 << 20  # numbers that the submission is given, in one call
         self.operations = self.stores = self.scaled = 0
+        self.steps = 0  # what the interpreter has carried out, for any kernel
         # elements: read, at most at once, with those that a load's mask leaves out, by tl.where
         self.read = self.widest = self.loaded = self.masked = 0
         self.computed = set[tuple[int, ...]]()  # shapes of what torch has computed, no kernel
@@ -200,20 +201,27 @@ class Work:
 
     @contextmanager
     def counted(self, works: list[dict[str, int]] | None) -> Iterator[None]:
-        """Append to `works` how much is done in the block: calls in Python, operations, stores."""
-        events = 0
+        """Append to `works` how much is done in the block: events, operations, stores.
+
+        Events are the interpreter's steps where kernels do the work, else calls in Python: to count
+        those would take more time than the kernels.
+        """
+        events, steps = 0, self.steps
 
         def count(*_: Any) -> None:
             nonlocal events
             events += 1
 
-        if works is not None:
+        calls = works is not None and not self.rules["kernels"]
+        if calls:
             sys.setprofile(count)
         try:
             yield
         finally:
-            if works is not None:
+            if calls:
                 sys.setprofile(None)
+            if works is not None:
+                events += self.steps - steps
                 works.append(
                     {"events": events, "operations": self.operations, "stores": self.stores}
                 )
@@ -285,7 +293,6 @@ def watch_kernels(work: Work) -> None:
 
     real, execute = interpreter._interpreter, interpreter.GridExecutor.__call__
     select = interpreter.InterpreterBuilder.create_select
-    rewrite = interpreter.InterpretedFunction.rewrite
 
     class Stores:
         def __getattr__(self, name: str) -> Any:
@@ -327,14 +334,16 @@ def watch_kernels(work: Work) -> None:
             work.end(f"it launches a kernel of {ours}")
         return execute(executor, *args, **options)
 
-    def rewritten(function: Any) -> Any:
-        counts = sys.getprofile()
-        sys.setprofile(None)  # Triton does this in the first call alone: no answer is remembered
-        try:
-            return rewrite(function)
-        finally:
-            sys.setprofile(counts)
+    def counting(step: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **options: Any) -> Any:
+            work.steps += 1
+            return step(*args, **options)
+
+        return counted
 
     interpreter._interpreter, interpreter.GridExecutor.__call__ = Stores(), call
-    interpreter.InterpretedFunction.rewrite = rewritten
-    interpreter.InterpreterBuilder.create_select = where
+    builder = interpreter.InterpreterBuilder
+    builder.create_select = where
+    for name, step in list(vars(builder).items()):
+        if name.startswith("create_"):
+            setattr(builder, name, counting(step))
