@@ -6,6 +6,8 @@ from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from harness.isolation.lean_operands import make_operands_lean
+
 
 def make_lean() -> None:
     """Change the interpreter of this process, where Triton is imported and interprets.
@@ -45,6 +47,7 @@ def make_lean() -> None:
                 self.scope.restore()
 
     interpreter._patch_lang = Scope
+    make_operands_lean(interpreter)
     keep_types(interpreter)
     keep_rewritten(interpreter)
 

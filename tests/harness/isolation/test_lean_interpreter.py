@@ -57,3 +57,50 @@ def test_functions_of_the_same_code_are_those_of_their_own_module(tmp_path):
     assert found == [6, 7]
     files = [frame.filename for frame in extract_tb(raised.value.__cause__.__traceback__)]
     assert str(path) in files
+
+
+OPERANDS = """
+import triton
+import triton.language as tl
+@triton.jit
+def kernel(ptr, out_ptr, n, wide, KIND: tl.constexpr):
+    i = tl.arange(0, 16)
+    if KIND == "row":
+        x = i[:, None] * wide + i[None, :]
+    elif KIND == "axes":
+        x = tl.reshape(i, (4, 4)) + tl.arange(0, 4)
+    elif KIND == "floats":
+        half = i.to(tl.float16)
+        x = half * half + half / (half + 1) * 0.1 + i.to(tl.float64)
+    elif KIND == "integers":
+        x = (i.to(tl.uint32) - 5) // 3 + i.to(tl.int8).to(tl.int64) * -n + (i < n) * i.to(tl.int1)
+    else:
+        x = tl.load(ptr + i % n + tl.zeros((16,), tl.int64), mask=i < n, other=-1)
+    tl.store(out_ptr + tl.arange(0, x.numel), tl.ravel(x))
+"""
+
+
+@pytest.mark.skipif(not interpreting(), reason="kernels are compiled here")
+@pytest.mark.parametrize("kind", ["row", "axes", "floats", "integers", "masked"])
+def test_operands_are_converted_and_spread_as_triton_does(kind, tmp_path):
+    """The first time by Triton itself, then by what was noted."""
+    pytest.importorskip("triton")
+    path = tmp_path / "operands.py"
+    path.write_text(OPERANDS)
+    spec = spec_from_file_location("operands", path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    i = torch.arange(16)
+    n, wide = 7, 1 << 33
+    x = torch.arange(100, 116, dtype=torch.float32)
+    right = {
+        "row": i[:, None] * wide + i,
+        "axes": i.view(4, 4) + torch.arange(4),
+        "floats": i * i + i.float() / (i + 1) * 0.1 + i.double(),
+        "integers": ((i - 5) % 2**32) // 3 + i * -n + ((i < n) & (i > 0)),
+        "masked": torch.where(i < n, x, -1),
+    }[kind]
+    for _ in range(2):
+        out = torch.zeros(right.numel(), dtype=right.dtype)
+        module.kernel[(1,)](x, out, n, wide, KIND=kind)
+        assert torch.equal(out.view(right.shape), right)
