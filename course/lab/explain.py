@@ -20,7 +20,7 @@ from typing import Any
 from course.lab.gaps import UNPARSED
 from course.lab.grading.endings import REFUSED
 from harness.isolation.call import bind, blame, prepare_for, write_outputs
-from harness.isolation.child import ChildFailed, say
+from harness.isolation.child import ChildFailed, say, starts_nothing
 from harness.isolation.session import Session
 from harness.problems.problem import Problem
 
@@ -230,6 +230,7 @@ def programs_traced(trace: Callable[..., Any], noted: Callable[[], int]) -> Iter
 # ---- in a process that no submission enters
 
 
+@starts_nothing
 def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: str) -> None:
     """Say 'ready' with the mistake in an answer, and with lines that show it."""
     import numpy as np

@@ -10,7 +10,14 @@ from typing import Any, Final
 
 from harness.isolation.call import blame
 from harness.isolation.changes import AGAIN
-from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed, hear
+from harness.isolation.child import (
+    NO_MESSAGE,
+    START_LIMIT,
+    Child,
+    ChildFailed,
+    hear,
+    starts_nothing,
+)
 from harness.isolation.messages import Failed, Ready, Verdict, tell
 from harness.isolation.session import Session
 from harness.problems.problem import ITEMSIZE, Problem
@@ -74,6 +81,7 @@ class Judge(Session):
                 path.unlink()  # outputs are large
 
 
+@starts_nothing
 def judge(connection: Connection, order: dict[str, Any]) -> None:
     """In the judge's process: compare outputs of a problem with their oracles.
 
