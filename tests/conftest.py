@@ -89,3 +89,16 @@ def ieee_float32():
     from harness.measures.accuracy import set_precision
 
     set_precision("ieee")
+
+
+@pytest.fixture(scope="session")
+def cubins(request, tmp_path_factory):
+    """The folder in which Triton keeps what it compiles: pytest's cache, anew in CI.
+
+    Its key is the kernel's source, its configuration and Triton's own version. All workers have it.
+    """
+    cache = None if os.environ.get("CI") else getattr(request.config, "cache", None)
+    if cache:
+        return cache.mkdir("cubins")
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cubins"

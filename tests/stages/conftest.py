@@ -69,19 +69,6 @@ class Script:
 
 
 @pytest.fixture(scope="session")
-def cubins(request, tmp_path_factory):
-    """The folder in which Triton keeps what it compiles: pytest's cache, anew in CI.
-
-    Its key is the kernel's source, its configuration and Triton's own version. All workers have it.
-    """
-    cache = None if os.environ.get("CI") else getattr(request.config, "cache", None)
-    if cache:
-        return cache.mkdir("cubins")
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cubins"
-
-
-@pytest.fixture(scope="session")
 def compiler(cubins, tmp_path_factory):
     """cubins.py, which compiles kernels and reads what came of it."""
     script = Script(TOOLS / "cubins.py", cubins, tmp_path_factory.mktemp("compiler"))
