@@ -162,7 +162,7 @@ def race(name: str) -> str:
     fastest = [name for name in FASTEST if name in names]
     over: dict[str, list[float]] = {peer: [] for peer in fastest}
     body = []
-    for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
+    for title, at in text.measured(cells):
         ours = text.find(cells, stage=9, **at)
         rivals = [text.find(cells, name=peer, **at) for peer in fastest]
         for peer, rival in zip(fastest, rivals, strict=True):
@@ -184,6 +184,7 @@ def race(name: str) -> str:
     )
     sizes = sorted({cell["nk"] for cell in cells})
     note += standings("#9", {who: pairs_of(cells, 9, x, sizes) for x, who in names.items()})
+    note = " ".join([note, *not_measured(env, cells)])
     return text.part(header, body, note, env)
 
 

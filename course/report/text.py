@@ -76,6 +76,13 @@ def problems(
         yield f"d = {d}, {mask}N = {n}", {"d": d, "causal": causal, "nk": n}
 
 
+def measured(cells: Sequence[Record]) -> Iterator[tuple[str, dict[str, object]]]:
+    """Of the sources' problems those that have records, as `problems`: a run may be cut off."""
+    for title, at in problems(sorted({cell["nk"] for cell in cells})):
+        if any(at.items() <= cell.items() for cell in cells):
+            yield title, at
+
+
 def problem_but_n(cell: Record) -> str:
     """A cell's problem in one line, without its N."""
     return groups.title([cell]).split(", ", 1)[1]

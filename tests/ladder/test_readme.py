@@ -149,9 +149,13 @@ LEAST = [
     ("hopper-float16", 9, "sdpa_cudnn", 1.05, 1.12, 1.1),
     ("hopper-float16", 9, "flash_attention_4", 1.0, 1.05, 1.1),
     ("hopper-bwd", 9, "sdpa_cudnn", 1.05, 1.12, 1.1),
-    ("hopper-bwd", 9, "flash_attention_4", 0.94, 0.98, 1.1),
+    ("hopper-bwd", 9, "flash_attention_4", 0.97, 1.0, 1.1),
     ("hopper-train", 9, "flash_attention_4", 0.97, 1.0, 1.1),
 ]
+
+
+# what a run that was cut off lacks: d, whether causal
+CUT_OFF = {"hopper-bwd": {(128, True)}, "hopper-train": {(128, True)}}
 
 
 @pytest.mark.parametrize(("name", "stage", "peer", "each", "mean", "memory"), LEAST)
@@ -159,9 +163,13 @@ def test_a_stage_is_as_fast_beside_a_peer_as_was_asked(name, stage, peer, each, 
     sizes = {1024, 4096, 16384} if stage == 9 else {4096, 8192, 16384}
     cells = [cell for cell in of_run(name) if cell["nk"] in sizes]
     found = {(c["d"], c["causal"], c["nk"]) for c in cells if c["stage"] == stage}
-    assert found == {(d, mask, n) for d in (64, 128) for mask in text.MASKS for n in sizes}
+    whole = {(d, mask, n) for d in (64, 128) for mask in text.MASKS for n in sizes}
+    cut_off = CUT_OFF.get(name, set())
+    assert found == {each for each in whole if each[:2] not in cut_off}
     faster = []
     for _, at in text.problems(sorted(sizes)):
+        if (at["d"], at["causal"]) in cut_off:
+            continue
         ours, theirs = text.find(cells, stage=stage, **at), text.find(cells, name=peer, **at)
         assert ours["b"] * ours["nk"] == 16384 and ours["h"] * ours["d"] == 2048
         faster.append(theirs["time_ms"] / ours["time_ms"])
@@ -194,8 +202,7 @@ def ratios_to(name, stage, peer, **at):
     cells = [c for c in of_run(name) if all(c[field] == value for field, value in at.items())]
     return [
         ratios.times_faster(text.find(cells, name=peer, **at), text.find(cells, stage=stage, **at))
-        for _, at in text.problems(sorted({cell["nk"] for cell in cells}))
-        if any(cell.items() >= at.items() for cell in cells)
+        for _, at in text.measured(cells)
     ]
 
 
@@ -271,12 +278,11 @@ SAID = [
      lambda: all(0.985 < x < 1
                  for x in ratios_to("hopper-tried", 9, "in_registers", d=128, causal=False))
      and min(ratios_to("hopper-tried", 9, "in_registers", d=64, causal=False)) > 1.3),
-    ("results.md", "FlashAttention-4 is level within some hundredths: what its backward pass "
-     "gains at d = 128 without a mask, its forward pass loses",
-     lambda: len(ratios_to("hopper-train", 9, "flash_attention_4")) == 12
-     and all(0.94 < x < 1.06 for x in ratios_to("hopper-train", 9, "flash_attention_4"))
-     and max(ratios_to("hopper-bwd", 9, "flash_attention_4", d=128, causal=False)) < 1 < min(
-         ratios_to("hopper", 9, "flash_attention_4", d=128))),
+    ("results.md", "FlashAttention-4 is level within some hundredths at the longest N, and behind "
+     "at the shortest",
+     lambda: all(0.97 < x < 1.03
+                 for x in ratios_to("hopper-train", 9, "flash_attention_4", nk=16384))
+     and min(ratios_to("hopper-train", 9, "flash_attention_4", nk=1024)) > 1.03),
     ("source-tables.md", "stage 5 beats stage 3 by more than the source's factors at every N",
      lambda: all(over_three(n, h=32, precision="float16") > slow / fast
                  for n, (slow, fast, *_) in sources.SOURCE_4_2.items())),
