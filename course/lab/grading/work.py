@@ -27,7 +27,8 @@ from harness.records.code import part_of
 FUSED = ("scaled_dot_product", "multi_head_attention", "transformer_encoder", "flex_attention")
 PRODUCTS = ("mm", "mv", "dot")  # of matrices and vectors
 WORKS = ("exp", "exp2", "_softmax", "convolution")  # as products, no part of showing a tensor
-LEAST = {"events": 40, "operations": 3, "stores": 1}  # less work than this is not compared
+# less work than this is not compared
+LEAST = {"events": 40, "operations": 3, "stores": 1, "numbers read": 64}
 HIDES = -1e3  # a score that is given something lower is hidden
 SCALED = 4  # numbers that torch may scale, for each number that the submission is given
 # functions of a tensor that hand its numbers to NumPy, or to Python
@@ -201,7 +202,7 @@ class Work:
 
     @contextmanager
     def counted(self, works: list[dict[str, int]] | None) -> Iterator[None]:
-        """Append to `works` how much is done in the block: events, operations, stores.
+        """Append to `works` how much is done in the block: LEAST has the names.
 
         Events are the interpreter's steps where kernels do the work, else calls in Python: to count
         those would take more time than the kernels.
@@ -222,9 +223,10 @@ class Work:
                 sys.setprofile(None)
             if works is not None:
                 events += self.steps - steps
-                works.append(
-                    {"events": events, "operations": self.operations, "stores": self.stores}
-                )
+                works.append({
+                    "events": events, "operations": self.operations, "stores": self.stores,
+                    "numbers read": self.read,
+                })  # fmt: skip
 
     def compare(self, works: Sequence[Mapping[str, int]]) -> None:
         """End it where the same call took far less work the second time."""
