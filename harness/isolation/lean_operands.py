@@ -93,6 +93,7 @@ def same_types(semantic: Any, core: Any) -> None:
     equal, cast, to_tensor = core.dtype.__eq__, semantic.cast, semantic.to_tensor
     builder, tensor = semantic.builder, core.tensor
     block_type, integers = core.block_type, {*core.dtype.SINT_TYPES, *core.dtype.UINT_TYPES}
+    sized = integers - {"int1"}  # to that Triton compares with 0
     blocks: dict[tuple[str, str], Any] = {}
 
     def with_element_ty(self: Any, scalar_ty: Any) -> Any:
@@ -105,7 +106,7 @@ def same_types(semantic: Any, core: Any) -> None:
         old, new = input.type.scalar, dst_ty.scalar
         if old.name == new.name:
             return input
-        if fp_downcast_rounding is None and old.name in integers and new.name in integers:
+        if fp_downcast_rounding is None and old.name in integers and new.name in sized:
             made = input.type.with_element_ty(new)
             return tensor(builder.create_int_cast(input.handle, made, old.is_int_signed()), made)
         return cast(input, dst_ty, fp_downcast_rounding)

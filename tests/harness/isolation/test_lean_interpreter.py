@@ -74,6 +74,8 @@ def kernel(ptr, out_ptr, n, wide, KIND: tl.constexpr):
         x = half * half + half / (half + 1) * 0.1 + i.to(tl.float64)
     elif KIND == "integers":
         x = (i.to(tl.uint32) - 5) // 3 + i.to(tl.int8).to(tl.int64) * -n + (i < n) * i.to(tl.int1)
+    elif KIND == "flags":  # of a scalar one keeps its number, as the interpreter has it
+        x = ((i < 2) - n.to(tl.int1)).to(tl.int32)
     else:
         x = tl.load(ptr + i % n + tl.zeros((16,), tl.int64), mask=i < n, other=-1)
     tl.store(out_ptr + tl.arange(0, x.numel), tl.ravel(x))
@@ -81,7 +83,7 @@ def kernel(ptr, out_ptr, n, wide, KIND: tl.constexpr):
 
 
 @pytest.mark.skipif(not interpreting(), reason="kernels are compiled here")
-@pytest.mark.parametrize("kind", ["row", "axes", "floats", "integers", "masked"])
+@pytest.mark.parametrize("kind", ["row", "axes", "floats", "integers", "flags", "masked"])
 def test_operands_are_converted_and_spread_as_triton_does(kind, tmp_path):
     """The first time by Triton itself, then by what was noted."""
     pytest.importorskip("triton")
@@ -98,6 +100,7 @@ def test_operands_are_converted_and_spread_as_triton_does(kind, tmp_path):
         "axes": i.view(4, 4) + torch.arange(4),
         "floats": i * i + i.float() / (i + 1) * 0.1 + i.double(),
         "integers": ((i - 5) % 2**32) // 3 + i * -n + ((i < n) & (i > 0)),
+        "flags": torch.where(i < 2, 0, -1),
         "masked": torch.where(i < n, x, -1),
     }[kind]
     for _ in range(2):
