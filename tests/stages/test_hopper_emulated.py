@@ -48,7 +48,7 @@ CONFIGS = {
     "D_256": 256,
 }
 WHAT = "o", "lse", "dq", "dk", "dv"
-HIDDEN = "hidden"  # the problem of hide_values, beside these
+HIDDEN, LOW = "hidden", "low scores"  # of hide_values and low_scores, beside these
 # h, hk, nq, nk, causal, seqlens_k of 2 batch entries; first those that show most with fewest tiles
 PROBLEMS = {
     "ragged": (1, 1, 65, 300, False, None),
@@ -181,6 +181,32 @@ def test_any_problem_is_exact_whatever_happens_when(problem, seed):
         check(answers(stage, tensors, options, seed), want, bounds)
 
 
+def low_scores(stage, d, seed):
+    """Keys past a length change no gradient where all scores are low.
+
+    Such a key is cleared, its score 0, and 2^-lse is more than 16 bits hold.
+    """
+    q, k, v, dO = normal((1, 1, 2, 2, d), 0, torch.float16)
+    q, k = torch.full_like(q, 1.5), torch.full_like(k, -1.5)
+    length, seen = torch.tensor([1], dtype=torch.int32), (k[:, :, :1], v[:, :, :1])
+    Kernel.seed = seed
+    for causal in (False, True):
+        with guarded_outputs():
+            lse = torch.empty(q.shape[:3])
+            o = stage.launch.forward(q, k, v, causal, length, lse=lse)
+            dq, *others = stage.launch.backward(q, k, v, o, lse, dO, causal, length)
+            want = stage.launch.backward(q, *seen, o, lse, dO, False, None)
+        for x, true in zip((dq, *(x[:, :, :1] for x in others)), want, strict=True):
+            assert torch.equal(x, true)
+        assert not any(x[:, :, 1:].any() for x in others)
+
+
+@pytest.mark.parametrize("d", [64, 128, 192])
+def test_hidden_keys_change_no_gradient_where_scores_are_low(d):
+    with emulated(9) as stage:
+        low_scores(stage, d, 0)
+
+
 def hide_values(stage, config, d, seed):
     """NaN past the lengths, which end within tiles that the diagonal crosses, changes nothing."""
     q, k, v, _ = normal((3, 1, 300, 260, d), 1, torch.float16)
@@ -225,6 +251,8 @@ def try_problem(stage, name, config, seed, backward=True):
     """Raise an error where stage 9 is wrong on a problem; `backward`: with its gradients."""
     if name == HIDDEN:
         hide_values(stage, getattr(stage.launch, config), CONFIGS[config], seed)
+    elif name == LOW:
+        low_scores(stage, CONFIGS[config], seed)
     else:
         tensors, options, want, bounds = a_problem(name, CONFIGS[config])
         made = getattr(stage.launch, config)
