@@ -136,7 +136,7 @@ def bought(name: str, direction: str, begin: int) -> str:
             body.append([number, idea, hope, f"{least:.2f}x", f"{most:.2f}x", where])
     note = (
         "What stage 9 gains by an idea: the time without it over the time with it, paired, the "
-        "least and the most of all problems; 1.00x where it doesn't apply. bf16."
+        "least and the most of all problems; about 1.00x where it doesn't apply. bf16."
     )
     note = " ".join([note, *not_measured(env, cells)])
     return text.part("# | idea | expected of it | least | most | at", body, note, env)

@@ -161,7 +161,7 @@ def seen_by(start_m, keys, Nk_valid, problem, S: gl.constexpr):
     seen = (keys < Nk_valid)[:, None]
     if problem.CAUSAL:
         # The first column that sees a key, so that one comparison for each number is left. Of keys
-        # that don't count it lies past all columns: start_m is less than 2^30 past the diagonal.
+        # that don't count it lies past all columns: start_m + Nk - Nq is from -BLOCK_M to 2^30.
         keys = gl.where(keys < Nk_valid, keys, (1 << 30) + problem.BLOCK_M)
         first = keys - (start_m + (problem.Nk - problem.Nq))
         cols = gl.arange(0, problem.BLOCK_M, layout=gl.SliceLayout(0, S))

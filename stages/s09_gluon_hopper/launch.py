@@ -290,7 +290,7 @@ def backward_launches(
     tile = {"BLOCK_M": BLOCK_M, "BLOCK_D": BLOCK_D, "num_warps": 4 if BLOCK_D <= 128 else 8}
     of_rows = (*itertools.chain(*strides), Nq, padded_rows, d)
     # Under a causal mask key heads whose queries, dO and sums of dQ fit the L2 cache together, so
-    # that the longest work tiles come first. Else all are alike, and sums that are added to by all
+    # that the longest work tiles come first. Else most are alike, and sums that are added to by all
     # CTAs soon after each other stay in the cache. Measured: one head at a time is slower than two.
     most = L2_BYTES // (8 * H // Hk * Nq * d) if causal else 2
     section = section_of(B * Hk, most)

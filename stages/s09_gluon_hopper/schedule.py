@@ -133,7 +133,7 @@ class TileScheduler:
     problem: Problem
     blocks: gl.tensor  # work tiles of a head
     all_heads: gl.tensor  # of all batch entries together
-    section: gl.tensor  # heads whose inputs fit the L2 cache together
+    section: gl.tensor  # heads whose work tiles are taken in turn
     tiles: gl.tensor  # blocks * all_heads
 
     @gluon.jit
