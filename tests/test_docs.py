@@ -338,13 +338,11 @@ def test_a_command_runs_as_its_page_says(command, tmp_path):
     put_there(command, tmp_path, env)
     if ALONE.fullmatch(command.text):
         [arguments] = command.calls
-        # the reader looks at times of minutes there; what else is shown is the same at any N or
-        # context, and of two rounds
+        # the reader looks at times of minutes there; what else is shown is the same at any N, and
+        # of two rounds
         arguments = ["128" if word == "1024,4096" else word for word in arguments]
         if arguments[0] in ("bench", "ring") and not {"--repeat", "--resume"} & {*arguments}:
             arguments += ["--repeat", "2"]
-        if arguments[0] == "generate" and not {"--context", "--show"} & {*arguments}:
-            arguments += ["--context", "32"]
         done = in_turn(*arguments, cwd=tmp_path)
     else:
         done = subprocess.run(
