@@ -326,19 +326,18 @@ class mbarrier:
 
 def named_barrier(number, threads, waits):
     """bar.sync or bar.arrive of all threads of a role."""
-    new = SimpleNamespace(count=0, threads=threads, rounds=0, roles=[])
-    bar = me().cta.named.setdefault(number, new)
-    if bar.count == 0:
-        bar.threads, bar.roles = threads, []
+    bar = me().cta.named.setdefault(number, SimpleNamespace(threads=threads, rounds=0, roles=[]))
+    if not bar.roles:
+        bar.threads = threads
     if me() in bar.roles:
         raise Misuse(f"named barrier {number}: a role arrives for the second time in a round")
     bar.roles.append(me())
-    bar.count += me().threads
-    if bar.threads != threads or bar.count > threads:
-        raise Misuse(f"named barrier {number}: {bar.count} threads where {threads} were expected")
+    count = sum(role.threads for role in bar.roles)
+    if bar.threads != threads or count > threads:
+        raise Misuse(f"named barrier {number}: {count} threads where {threads} were expected")
     before = bar.rounds
-    if bar.count == threads:
-        bar.count, bar.rounds = 0, bar.rounds + 1
+    if count == threads:
+        bar.roles, bar.rounds = [], bar.rounds + 1
     me().pause((lambda: bar.rounds > before) if waits else lambda: True)
 
 
