@@ -90,9 +90,7 @@ def standings(who: str, peers: Mapping[str, Pairs]) -> str:
 def pairs_of(cells: Sequence[Record], stage: int, peer: str, sizes: Sequence[int]) -> Pairs:
     """The records of a stage and a peer on each problem where both were timed."""
     found = []
-    for title, at in text.measured(cells):
-        if at["nk"] not in sizes:
-            continue
+    for title, at in text.measured([cell for cell in cells if cell["nk"] in sizes]):
         ours, other = text.find(cells, stage=stage, **at), text.find(cells, name=peer, **at)
         if ratios.comparable(ours) and ratios.comparable(other):
             found.append((title, ours, other))

@@ -126,7 +126,7 @@ def bought(name: str, direction: str, begin: int) -> str:
     body = []
     for number, (without, (idea, hope)) in enumerate(ideas(direction).items(), begin):
         gains = []
-        for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
+        for title, at in text.measured(cells):
             pair = [[c for c in cells if {"name": who, **at}.items() <= c.items()]
                     for who in (without, SHIPPED)]  # fmt: skip
             if all(pair) and (ratio := ratios.times_faster(pair[0][0], pair[1][0])):
