@@ -174,7 +174,9 @@ def variants() -> str:
 def cut_off(planned: int, measured: int) -> list[str]:
     """A note on the problems of a plan that were not measured, where there are any."""
     missing = planned - measured
-    return [f"Of {planned} problems {missing} are not measured: a run was cut off."][: missing > 0]
+    are = "is" if missing == 1 else "are"
+    note = f"Of {planned} problems {missing} {are} not measured: a run was cut off."
+    return [note] if missing else []
 
 
 def decoding() -> str:

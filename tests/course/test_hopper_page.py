@@ -124,7 +124,7 @@ def test_widths_have_a_row_for_each_mask_and_a_place_for_what_is_missing(tmp_pat
     assert header == ["d", "mask", "#9", "#9 over cuDNN"]
     assert rows[0] == ["80", "none", "**500** / **500**", "1.25x / 1.25x"]
     assert rows[-1] == ["256", "causal", "**500** / **-**", "- / -"]
-    assert "Of 8 problems 1 are not measured" in hopper.other_widths("wide")
+    assert "Of 8 problems 1 is not measured" in hopper.other_widths("wide")
 
 
 def test_the_docs_say_what_a_launch_takes_and_that_graphs_were_replayed(tmp_path):

@@ -148,14 +148,10 @@ LEAST = [
     ("hopper", 9, "flash_attention_4", 0.99, 1.05, 1.1),
     ("hopper-float16", 9, "sdpa_cudnn", 1.05, 1.12, 1.1),
     ("hopper-float16", 9, "flash_attention_4", 1.0, 1.05, 1.1),
-    ("hopper-bwd", 9, "sdpa_cudnn", 1.05, 1.12, 1.1),
+    ("hopper-bwd", 9, "sdpa_cudnn", 1.08, 1.12, 1.1),
     ("hopper-bwd", 9, "flash_attention_4", 0.97, 1.0, 1.1),
     ("hopper-train", 9, "flash_attention_4", 0.97, 1.0, 1.1),
 ]
-
-
-# what a run that was cut off lacks: d, whether causal
-CUT_OFF = {"hopper-bwd": {(128, True)}, "hopper-train": {(128, True)}}
 
 
 @pytest.mark.parametrize(("name", "stage", "peer", "each", "mean", "memory"), LEAST)
@@ -163,13 +159,9 @@ def test_a_stage_is_as_fast_beside_a_peer_as_was_asked(name, stage, peer, each, 
     sizes = {1024, 4096, 16384} if stage == 9 else {4096, 8192, 16384}
     cells = [cell for cell in of_run(name) if cell["nk"] in sizes]
     found = {(c["d"], c["causal"], c["nk"]) for c in cells if c["stage"] == stage}
-    whole = {(d, mask, n) for d in (64, 128) for mask in text.MASKS for n in sizes}
-    cut_off = CUT_OFF.get(name, set())
-    assert found == {each for each in whole if each[:2] not in cut_off}
+    assert found == {(d, mask, n) for d in (64, 128) for mask in text.MASKS for n in sizes}
     faster = []
     for _, at in text.problems(sorted(sizes)):
-        if (at["d"], at["causal"]) in cut_off:
-            continue
         ours, theirs = text.find(cells, stage=stage, **at), text.find(cells, name=peer, **at)
         assert ours["b"] * ours["nk"] == 16384 and ours["h"] * ours["d"] == 2048
         faster.append(theirs["time_ms"] / ours["time_ms"])
@@ -280,8 +272,9 @@ SAID = [
      and min(ratios_to("hopper-tried", 9, "in_registers", d=64, causal=False)) > 1.3),
     ("results.md", "FlashAttention-4 is level within some hundredths at the longest N, and behind "
      "at the shortest",
-     lambda: all(0.97 < x < 1.03
-                 for x in ratios_to("hopper-train", 9, "flash_attention_4", nk=16384))
+     lambda: len(ratios_to("hopper-train", 9, "flash_attention_4")) == 12
+     and all(0.97 < x < 1.03
+             for x in ratios_to("hopper-train", 9, "flash_attention_4", nk=16384))
      and min(ratios_to("hopper-train", 9, "flash_attention_4", nk=1024)) > 1.03),
     ("source-tables.md", "stage 5 beats stage 3 by more than the source's factors at every N",
      lambda: all(over_three(n, h=32, precision="float16") > slow / fast
@@ -293,8 +286,8 @@ SAID = [
                  for p in ("ieee", "tf32", "float16"))
      and over_three(16384, h=1, precision="tf32") > 1),
     ("ring.md", "a little in causal training on four GPUs",
-     lambda: all(0.95 < ulysses_over_ring(n, causal=True) < 1 < ulysses_over_ring(n, causal=False)
-                 for n in (131072, 262144))),
+     lambda: all(0.95 < ulysses_over_ring(n, causal=True) < 1 for n in (131072, 262144))
+     and all(ulysses_over_ring(n, causal=False) > 1 for n in (65536, 131072))),
     ("training.md", "it doesn't follow the context",
      lambda: generated()[4096][0] >= generated()[256][0]
      and generated()[4096][1] >= generated()[256][1]),
