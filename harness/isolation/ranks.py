@@ -51,11 +51,20 @@ class Ranks:
 
     def ready(self) -> None:
         """Wait until all ranks are ready. They wait for each other before they load a stage."""
-        for session in self.sessions:
-            session.start()
+        self.start()
         if any(session.greeted is None for session in self.sessions):
             for greeting, seconds in ((Loads, START_LIMIT), (Ready, self.load)):
                 self.receive(greeting, seconds=seconds, late=LATE.format(seconds))
+
+    def is_ready(self) -> bool:
+        """Whether the ranks are ready: they are waited for, since they wait for each other."""
+        self.ready()
+        return True
+
+    def start(self) -> None:
+        """Start the ranks that aren't running."""
+        for session in self.sessions:
+            session.start()
 
     def send(self, message: object) -> None:
         """Send a message to all ranks."""

@@ -6,6 +6,7 @@ other message ends the child and counts as a crash.
 """
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -56,6 +57,7 @@ class Session:
         self.memory, self.load = memory, load
         self.greeting = greeting
         self.child: Child | None = None
+        self.since = 0.0  # when the child was started, or sent its last greeting
         self.greeted: Any = None  # the last of Loads and `greeting` that came
         self.output = ""  # output of children that have ended
 
@@ -63,19 +65,31 @@ class Session:
         """Start the child, if none is running, and return it without waiting until it is ready."""
         if self.child is None:
             self.greeted = None
-            self.child = self.begin()
+            self.child, self.since = self.begin(), time.monotonic()
         return self.child
 
     def ready(self, seconds: float = START_LIMIT, late: str = LATE) -> Any:
         """Wait until the child is ready; returns its 'ready'. `late`: the reason of a timeout."""
-        self.start()
-        if self.greeted is None:
-            reason = late.format(seconds)
-            message = self.receive(Loads, self.greeting, seconds=seconds, late=reason)
-            if isinstance(message, Loads):
-                seconds = min(seconds, self.load)
-                self.receive(self.greeting, seconds=seconds, late=late.format(seconds))
+        while not self.is_ready(seconds, late):
+            pass
         return self.greeted
+
+    def is_ready(self, seconds: float = START_LIMIT, late: str = LATE) -> bool:
+        """Whether the child is ready; if not, it is watched for a moment. Raises as `ready` does.
+
+        Several children that are asked in turn start at the same time.
+        """
+        self.start()
+        if not isinstance(self.greeted, self.greeting):
+            loads = isinstance(self.greeted, Loads)
+            seconds = min(seconds, self.load) if loads else seconds
+            kinds = (self.greeting,) if loads else (Loads, self.greeting)
+            if self.next_message(*kinds) is not None:
+                self.since = time.monotonic()
+            elif time.monotonic() > self.since + seconds:
+                self.end()
+                raise ChildFailed("timeout", late.format(seconds))
+        return isinstance(self.greeted, self.greeting)
 
     def ask(self, message: object, *kinds: type, seconds: float, late: str) -> Any:
         """Send `message` once the child is ready; returns its answer, one of `kinds`."""

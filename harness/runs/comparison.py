@@ -215,7 +215,12 @@ def in_processes(
         ]
         tell("the stages load, stage 3 in float64 is computed")
         for each in started:
-            each.attempt(each.load)
+            each.attempt(each.start)
+        loading = started
+        while loading := [each for each in loading if each.still_loads()]:
+            pass  # all at once, and each watched
+        if any(each.loaded for each in started):
+            judge.open()  # before the first call: a stage that tunes itself needs the GPU alone
         for each in started:
             each.attempt(each.check)
         for each in started:

@@ -156,6 +156,7 @@ class ComparisonProcess:
         self.credible: set[int] = set()  # by the parent's clock
         self.world = comparison.problem.world
         self.at_work: Outcome | None = None  # the stage that is called now, if any
+        self.loaded = False
         self.link: Link | None = None  # between the ranks of a world
         # our own are called with any strides in the tests of the contract
         self.strided = self.world == 1 and not all(outcome.stage.ours for outcome in outcomes)
@@ -197,11 +198,19 @@ class ComparisonProcess:
                     self.at_work.drop(*self.failure)  # all ranks call the same one at a time
                 self.session.end()
 
-    def load(self) -> None:
-        """Load the stages while the judge makes its oracles."""
+    def start(self) -> None:
+        """Have the stages loaded, while the judge makes its oracles."""
         self.judge.start()
-        self.session.ready()
-        self.judge.open()  # before the first call: a stage that tunes itself needs the GPU alone
+        self.session.start()
+
+    def still_loads(self) -> bool:
+        """Watch the process for a moment; whether its stages are still being loaded."""
+        self.attempt(self.look)
+        return self.failure is None and bool(self.outcomes) and not self.loaded
+
+    def look(self) -> None:
+        """Note whether the stages are loaded."""
+        self.loaded = self.session.is_ready()
 
     def check(self) -> None:
         """Have each stage called for the first time, and its outputs judged; note who is timed.

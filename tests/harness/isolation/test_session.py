@@ -105,9 +105,12 @@ class FakeChild:
         said, self.said = self.said, ""
         return said
 
-    def receive(self, seconds, late):
+    def next_message(self):
         self.read += 1
         return next(self.messages)
+
+    def receive(self, seconds, late):
+        return self.next_message()
 
     def send(self, message):
         pass
@@ -137,15 +140,23 @@ def test_a_session_waits_once_and_starts_anew_after_a_failure(monkeypatch):
     assert FakeChild.ended == FakeChild.started and len(FakeChild.started) == 2
 
 
-def test_the_time_that_a_child_has_is_the_time_that_its_reason_says(monkeypatch):
-    waits = []
+@pytest.mark.parametrize(("greetings", "seconds"), [(0, 20), (1, 10)])
+def test_the_time_that_a_child_has_is_the_time_that_its_reason_says(
+    greetings, seconds, monkeypatch
+):
+    """To start, then to load a stage; each begins where the last one ended."""
+    now = 0.0
 
-    class Waiting(FakeChild):
-        def receive(self, seconds, late):
-            waits.append((seconds, late))
-            return super().receive(seconds, late)
+    class Silent(FakeChild):
+        def next_message(self):
+            nonlocal now
+            now += 1.0
+            return None if now % 8 else next(self.messages, None)
 
-    monkeypatch.setattr(session, "Child", Waiting)
-    with Session(None, {"event": "loads"}, {"event": "ready"}, load=10.0) as asked:
+    monkeypatch.setattr(session, "Child", Silent)
+    monkeypatch.setattr(session.time, "monotonic", lambda: now)
+    said = [{"event": "loads"}][:greetings]
+    late = pytest.raises(ChildFailed, match=f"^did not load in {seconds} s$")
+    with Session(None, *said, load=10.0) as asked, late:
         asked.ready(20.0)
-    assert waits == [(20.0, "did not load in 20 s"), (10.0, "did not load in 10 s")]
+    assert now == 8 * greetings + seconds + 1

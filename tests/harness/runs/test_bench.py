@@ -263,6 +263,35 @@ def test_no_stage_is_told_of_what_another_did(make_stage):
     assert records["triton_online"]["reason"] == process.INTERPRETED
 
 
+# loaded once to be described; then it waits until another one is loaded as well
+WAITS = """
+from pathlib import Path
+
+def times(name):
+    path = Path(__file__).with_name(name + ".loads")
+    return len(path.read_text()) if path.exists() else 0
+
+with Path(__file__).with_suffix(".loads").open("a") as file:
+    file.write("x")
+until = time.monotonic() + 30.0
+while times({own!r}) == 2 and times({other!r}) < 2:
+    assert time.monotonic() < until, "the other one is not loaded"
+    time.sleep(0.01)
+"""
+
+
+def test_users_files_are_loaded_at_the_same_time(make_stage, monkeypatch):
+    """Each has a process of its own."""
+    monkeypatch.setattr(StageInfo, "ours", False)
+    one, two = (
+        make_stage(own, more=WAITS.format(own=own, other=other))
+        for own, other in (("one", "two"), ("two", "one"))
+    )
+    assert found(hold(one, two)) == {"one": "ok", "two": "ok"}
+    # else one gives up waiting, and both are tried alone
+    assert {path.with_suffix(".loads").read_text() for path in (one, two)} == {"xx"}
+
+
 def test_the_share_of_skipped_tiles_is_recorded_where_a_stage_counts_it(make_stage):
     """One that raises or gives no share keeps its time all the same."""
     ratio = "def skip_ratio(q, k, v, *, causal=False, seqlens_k=None):\n    return {}"
