@@ -176,7 +176,7 @@ def cut_off(planned: int, measured: int) -> list[str]:
     missing = planned - measured
     are = "is" if missing == 1 else "are"
     note = f"Of {planned} problems {missing} {are} not measured: a run was cut off."
-    return [note] if missing else []
+    return [note] if missing > 0 else []
 
 
 def decoding() -> str:
