@@ -27,9 +27,10 @@ from harness.isolation.fork_server import (
     close_server_handles,
     launch,
     server,
+    server_pid,
     set_variables,
     stop_server,
-    wake_server,
+    wake,
 )
 from harness.isolation.processes import (
     DIE_WITH_PARENT,
@@ -114,7 +115,11 @@ class Child:
         self.base_bytes, self.memory = self.memory_bytes(), memory
 
     def send(self, message: Message) -> None:
-        """Send a message to the child; nothing happens where it has ended."""
+        """Send a message to the child; nothing happens where it has ended.
+
+        One that starts nothing, as a judge, goes on where another child has stopped it.
+        """
+        wake(self.process.pid)
         with self.closing, contextlib.suppress(OSError):
             self.connection.send_bytes(json.dumps(message).encode())
 
@@ -213,7 +218,7 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)  # once it runs, it leads its own group
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        wake_server()  # it reports that the process has ended
+        wake(server_pid())  # it reports that the process has ended
         self.process.join(5.0)  # this also ends the connection and the thread that reads it
         self.unseen = self.printed()
         self.log.close()
@@ -236,7 +241,7 @@ def begin(
     """
     context = server()
     for _ in range(STARTS):
-        wake_server()
+        wake(server_pid())
         ours, theirs = context.Pipe()
         told = (target, theirs, log, arguments, {name: os.environ.get(name) for name in PYTHON})
         process = context.Process(target=enter, args=told, daemon=True)

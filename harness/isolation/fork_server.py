@@ -51,9 +51,9 @@ def server_pid() -> int | None:
     return getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
 
 
-def wake_server() -> None:
-    """Have the fork server go on where a stage has stopped it."""
-    if pid := server_pid():
+def wake(pid: int | None) -> None:
+    """Have a process go on where a stage has stopped it."""
+    if pid is not None and hasattr(signal, "SIGCONT"):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGCONT)
 

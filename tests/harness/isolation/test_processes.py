@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ import pytest
 from ladder_command import PATIENCE, ROOT, RUN, YARDSTICK, environ, fakes, measured
 
 from harness.isolation import fork_server
-from harness.isolation.child import Child, say
+from harness.isolation.child import Child, hear, say, starts_nothing
 
 
 def python(code, *arguments):
@@ -87,6 +89,21 @@ def test_the_fork_server_imports_without_the_collector_and_each_child_has_it():
     with Child(say_whether_garbage_is_looked_for) as each:
         said = each.receive(PATIENCE, "no answer")
     assert said["on"] and said["frozen"] > 100_000
+
+
+@starts_nothing
+def answers(connection):
+    say(connection, "hears")
+    say(connection, "heard", what=hear(connection)["what"])
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no process can be stopped here")
+def test_a_judge_that_another_process_has_stopped_answers():
+    with Child(answers) as each:
+        each.receive(PATIENCE, "no greeting")
+        os.kill(each.process.pid, signal.SIGSTOP)
+        each.send({"what": "this"})
+        assert each.receive(PATIENCE, "no answer")["what"] == "this"
 
 
 def test_each_cell_has_a_process_of_its_own_and_no_stage_meets_another(tmp_path):
