@@ -547,8 +547,11 @@ def follow(tmp_path, monkeypatch):
     """The record of a training whose child says `messages`, one after the other; and what it is."""
 
     def run(*messages, steps=2, **declared):
-        says = [{"event": "ready", "parameters": 5}, *messages]
-        child = Mock(**{"receive.side_effect": says, "printed.return_value": ""})
+        says = iter([{"event": "ready", "parameters": 5}, *messages])
+        child = Mock(
+            **{"receive.side_effect": says, "next_message.side_effect": says,
+               "printed.return_value": ""}
+        )  # fmt: skip
         monkeypatch.setattr(session, "Child", lambda *_: child)
         contestant = replace(a_contestant(90, "mine", tmp_path), **declared)
         with trainer.Training(contestant, a_plan(steps), MEMORY) as training:
