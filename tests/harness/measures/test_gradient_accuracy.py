@@ -160,7 +160,7 @@ def test_no_n_by_n_is_held(monkeypatch):
 
 
 def flash(asked, mistake=None, tile=64):
-    """dq, dk, dv by tiles, as FlashAttention-2 has them; `mistake` says what it gets wrong."""
+    """o, dq, dk, dv by tiles, as FlashAttention-2 has them; `mistake` says what it gets wrong."""
     q, k, v = make_inputs(asked)
     dtype, scale = q.dtype, asked.d**-0.5
     up = torch.promote_types(dtype, torch.float32)
@@ -183,7 +183,8 @@ def flash(asked, mistake=None, tile=64):
         finite = m_new.clamp_min(torch.finfo(up).min)
         p, alpha = torch.exp2(s - finite), torch.exp2(m_i - finite)
         l_i = l_i * alpha + p.sum(-1, keepdim=True)
-        acc = acc * alpha + p.to(dtype).to(up) @ v[:, :, cols]
+        past = acc if mistake == "no rescale" else acc * alpha
+        acc = past + p.to(dtype).to(up) @ v[:, :, cols]
         m_i = m_new
     o = torch.where(l_i > 0, acc / l_i, 0.0).to(dtype).to(up)
     lse = torch.where(l_i > 0, m_i + torch.log2(l_i), math.inf)
@@ -205,7 +206,7 @@ def flash(asked, mistake=None, tile=64):
     dk, dv = (x.unflatten(1, (asked.hk, -1)).sum(2) for x in (dk, dv))
     if mistake == "dK and dV swapped":
         dk, dv = dv, dk
-    return (scale * dq).to(dtype), dk.to(dtype), dv.to(dtype)
+    return [x.to(dtype) for x in (o, scale * dq, dk, dv)]
 
 
 GRID = [
@@ -224,9 +225,10 @@ def case(shape, dtype, inputs, seed=7):
     return problem(**asked, direction="bwd", **shape)
 
 
-def verdict(asked, gradients):
-    """What the judge says of dq, dk, dv."""
-    return judge_outputs([x.double() for x in gradients], make_oracles(asked))
+def verdict(asked, answers):
+    """What the judge says of o, dq, dk, dv: of those that the problem's direction has."""
+    oracles = make_oracles(asked)
+    return judge_outputs([x.double() for x in answers[-len(oracles) :]], oracles)
 
 
 @pytest.mark.slow
@@ -260,12 +262,13 @@ def test_mistakes_are_never_exact(shape, mistake, dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("inputs", ["normal", "peaky", "real"])
-def test_forgotten_delta_is_no_rounding_on_sharp_or_real_scores(inputs, dtype):
+def test_forgotten_delta_or_rescale_is_no_rounding_on_sharp_or_real_scores(inputs, dtype):
     """Where one key has all the weight dq and dk cancel to nothing, and the floor is the terms'."""
-    asked = case({"nq": 200, "nk": 200, "d": 32}, dtype, inputs)
+    asked = replace(case({"nq": 200, "nk": 200, "d": 32}, dtype, inputs), direction="train")
     assert verdict(asked, flash(asked))["exact"]
-    for mistake in ("no delta", "dO ignored"):
-        assert not verdict(asked, flash(asked, mistake))["exact"], mistake
+    for mistake, wrong in (("no delta", "dq"), ("dO ignored", "dq"), ("no rescale", "o")):
+        found = verdict(asked, flash(asked, mistake))
+        assert not found["exact"] and found["why"].startswith(f"{wrong}: "), mistake
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
