@@ -1,6 +1,7 @@
 """GPU tests run where there is a GPU, and are left out, by name, where there is none."""
 
 import contextlib
+import functools
 import gc
 import os
 
@@ -9,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+import typer
 
 from harness.isolation import fork_server
 from harness.isolation.lean_interpreter import make_lean
@@ -72,6 +74,12 @@ def lean_interpreter():
     with contextlib.suppress(ImportError):
         from triton.runtime import interpreter  # noqa: F401
     make_lean()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_parser():
+    """The command line's parser is made for the first command here, not for each."""
+    typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ Nothing here runs a stage or imports torch, which takes seconds. Whoever needs a
 import ast
 import functools
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,20 +118,22 @@ def behind(stage: int | Path) -> list[Path]:
     Of stages/common/ only COMMON: the rest checks input, launches, and computes nothing. A file of
     a folder that no other imports, such as a smaller version of a stage, is behind itself only.
     """
-    found: list[Path] = []
+    found: dict[Path, None] = {}
     first, *others = files_of(stage)
     left = [first, *(path for path in others if path.suffix != ".py")]
     while left:
         path = left.pop(0)
         if path not in found:
-            found.append(path)
-            left += imported(path)
-    return found
+            found[path] = None
+            left += imported(path, path.read_bytes() if path.suffix == ".py" else b"")
+    return [*found]
 
 
-def imported(path: Path) -> Iterator[Path]:
-    """The files of stages and peers that the Python file `path` imports, anywhere in it."""
-    for node in imports(path.read_bytes() if path.suffix == ".py" else b""):
+@functools.cache
+def imported(path: Path, text: bytes) -> list[Path]:
+    """The files of stages and peers that the Python file `path`, with that text, imports."""
+    found: list[Path] = []
+    for node in imports(text):
         names, folder = [name.name for name in node.names], ROOT
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{name}" for name in names)]
@@ -141,7 +142,8 @@ def imported(path: Path) -> Iterator[Path]:
         for name in names:
             if own or name.startswith(("stages.s", "harness.peers.", *COMMON)):
                 place = folder / name.replace(".", "/")
-                yield from (x for x in (place.with_suffix(".py"), place / FIRST) if x.is_file())
+                found += (x for x in (place.with_suffix(".py"), place / FIRST) if x.is_file())
+    return found
 
 
 @functools.cache

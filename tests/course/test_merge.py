@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ladder_command import run_here
-from test_trace import normal, numbers_in, rounding, walks
+from test_trace import assert_closing, assert_shown, normal, rounding, same, walks
 
 from course.tracing import merge, merge_views, trace
 from course.tracing.trace import make_trace
@@ -84,30 +84,19 @@ asked = pytest.mark.parametrize("name", ASKED)
 def test_the_text_is_the_merge(name):
     made, splits = make_trace(**ASKED[name][0]), ASKED[name][1]
     found, text = merge_views.merged(made, splits), merge_views.to_text(made, splits)
-
-    def shown(block, label, want):
-        np.testing.assert_allclose(
-            numbers_in(block, label), np.atleast_1d(want), rtol=5e-3, atol=5.1e-5
-        )
-
     blocks = [block for block in text.split("\n\n") if block.startswith("part ")]
     assert len(blocks) == splits
     for part, block in zip(found.parts, blocks, strict=True):
         for label in ("s", "m_s", "l_s", "acc_s"):
-            shown(block, label, getattr(part, label))
+            assert_shown(block, label, getattr(part, label))
     merged = next(block for block in text.split("\n\n") if block.startswith("the merge"))
     for label, want in (("m_i", found.m_i), ("l_i", found.l_i), ("acc", found.acc)):
-        shown(merged, label, want)
+        assert_shown(merged, label, want)
     for index, w in enumerate(found.w):
-        shown(merged, f"w_{index}", w)
-    closing = next(block for block in text.split("\n\n") if block.startswith("After all"))
-    shown(closing, "truth", made.truth())
-    shown(closing, "acc / l_i", found.o)
-    shown(closing, "unweighted", found.unweighted)
-    errors = [float(line.split()[2].rstrip(":")) for line in closing.splitlines()
-              if "max error" in line]  # fmt: skip
-    want = [trace.max_error(o, made.truth()) for o in (found.o, found.unweighted)]
-    np.testing.assert_allclose(errors, want, rtol=0.05)
+        assert_shown(merged, f"w_{index}", w)
+    closing = assert_closing(text, made.truth(), (found.o, found.unweighted))
+    assert_shown(closing, "acc / l_i", found.o)
+    assert_shown(closing, "unweighted", found.unweighted)
     scratch = 2 * 4 * splits * (made.q.size + 2)
     assert text.endswith(f": {scratch}") == (splits > 1)
 
@@ -116,12 +105,6 @@ def test_the_text_is_the_merge(name):
 def test_json_has_every_number(name):
     made, splits = make_trace(**ASKED[name][0]), ASKED[name][1]
     found, data = merge_views.merged(made, splits), json.loads(merge_views.to_json(made, splits))
-
-    def same(got, want):
-        got = [-np.inf if x is None else x for x in got] if isinstance(got, list) else got
-        got = -np.inf if got is None else got
-        return np.array_equal(np.asarray(got, np.asarray(want).dtype), want)
-
     assert len(data["parts"]) == splits
     for shown, part, w in zip(data["parts"], found.parts, found.w, strict=True):
         assert shown.keys() == {*vars(part), "w"}

@@ -6,7 +6,6 @@ import json
 import re
 
 import pytest
-from ladder_command import in_turn
 from made_up import fell, make_bench, make_ceiling, make_cell, make_env, write_run
 
 from course.page import drift, listings, page, records, vendored
@@ -180,15 +179,6 @@ def test_a_roof_takes_runs_of_its_machine_alone_and_of_each_stage_the_latest(tmp
     assert roof["machine"] == "one"
     times = {found["rows"][place][found["fields"].index("time_ms")] for place, *_ in roof["points"]}
     assert times == {2.0}
-
-
-def test_a_file_that_is_given_twice_is_shown_once(tmp_path):
-    cells = [make_cell()]
-    path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
-    (tmp_path / "folder").mkdir()
-    other = tmp_path / "folder" / ".." / "run.jsonl"
-    result = in_turn("report", path, other, "--out", tmp_path / "page.html")
-    assert result.returncode == 0 and "1 file of records" in result.stdout, result.stderr
 
 
 def test_a_hostile_title_or_reason_stays_a_text(tmp_path):

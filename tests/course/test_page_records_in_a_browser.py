@@ -1,6 +1,7 @@
 """The records on the page of `ladder report` in a browser: sorted, filtered, opened, hovered."""
 
 import re
+from functools import cache
 from urllib.parse import urlencode
 
 import pytest
@@ -9,6 +10,7 @@ from ladder_command import ROOT
 from made_up import make_cell, make_env, write_run
 
 from course.lessons import diff
+from course.page import listings
 from harness.records.jsonl import read
 from harness.records.units import show_time
 from ladder.report import report_command
@@ -18,6 +20,14 @@ RESULTS = ROOT / "results"
 SHOWN = ("cpu/tour", "h200/table-4.2", "h200/roofline-float16", "h200/roofline-float32",
          "h200/ceilings")  # fmt: skip
 MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_listing():
+    """The code of the stages is coloured for the first page, not for each: it takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listings, "collect", cache(listings.collect))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +45,8 @@ def page(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_error(page):
     """Nothing of what the tests do leaves an error on the console."""
+    if not page.driver.current_url.startswith(page.file.as_uri()):
+        page.open()
     page.errors()
     yield
     assert page.errors() == []
@@ -42,15 +54,14 @@ def no_error(page):
 
 @pytest.fixture
 def another(page, tmp_path):
-    """A function that opens the page of other records; the first one is there again afterwards."""
+    """A function that opens the page of other records."""
 
     def opened(cells, width=1440, **about):
         path = write_run(tmp_path / "run.jsonl", make_env(cells, **about), cells)
         report_command([path], tmp_path / "report.html")
         return Page(page.driver, tmp_path / "report.html").open(width=width)
 
-    yield opened
-    page.open()
+    return opened
 
 
 def clear(page):
@@ -166,15 +177,6 @@ def test_what_was_measured_again_stands_together_the_best_of_it_first(page):
         assert "believe this first" in first and "believe this first" not in second
 
 
-def test_variants_stand_below_their_stage(another):
-    cells = [make_cell(9, "gluon_hopper"), make_cell(91, "in_turn"), make_cell(100, "sdpa_flash")]
-    [(_, rows)] = blocks(another(cells))
-    assert [row["words"][0].strip("†") for row in rows[1:]] == [
-        "9 gluon_hopper", "9 variant: in_turn", "100 sdpa_flash"
-    ]  # fmt: skip
-    assert rows[2]["words"][3].endswith("over stage 9")
-
-
 def test_a_ratio_is_over_whom_the_reader_chooses(page):
     clear(page)
     choose(page, "file", "results/h200/table-4.2.jsonl")
@@ -219,6 +221,15 @@ def test_a_hostile_record_is_shown_as_it_is(page):
     assert HOSTILE in page.text("dialog.record")
     page.button("Close", "dialog")
     assert page.driver.title != "run" and not page.all("img")
+
+
+def test_variants_stand_below_their_stage(another):
+    cells = [make_cell(9, "gluon_hopper"), make_cell(91, "in_turn"), make_cell(100, "sdpa_flash")]
+    [(_, rows)] = blocks(another(cells))
+    assert [row["words"][0].strip("†") for row in rows[1:]] == [
+        "9 gluon_hopper", "9 variant: in_turn", "100 sdpa_flash"
+    ]  # fmt: skip
+    assert rows[2]["words"][3].endswith("over stage 9")
 
 
 def test_a_long_name_makes_nothing_wider_than_the_page(another):

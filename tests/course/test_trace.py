@@ -232,6 +232,29 @@ def numbers_in(block, label):
     return found
 
 
+def assert_shown(block, label, want):
+    """The numbers `want` stand under a label, with four decimals or three digits."""
+    found = numbers_in(block, label)
+    np.testing.assert_allclose(found, np.atleast_1d(want), rtol=5e-3, atol=5.1e-5)
+
+
+def assert_closing(text, truth, outputs):
+    """The block after all tiles has the truth and the error of each of the outputs."""
+    closing = next(block for block in text.split("\n\n") if block.startswith("After all"))
+    assert_shown(closing, "truth", truth)
+    said = [line.split() for line in closing.splitlines() if "max error" in line]
+    errors = [trace.max_error(o, truth) for o in outputs]
+    np.testing.assert_allclose([float(words[2].rstrip(":")) for words in said], errors, rtol=0.05)
+    return closing
+
+
+def same(got, want):
+    """Whether a value of JSON, in which -inf is null, is `want`."""
+    got = [-np.inf if x is None else x for x in got] if isinstance(got, list) else got
+    got = -np.inf if got is None else got
+    return np.array_equal(np.asarray(got, np.asarray(want).dtype), want)
+
+
 @pytest.mark.parametrize("name", TRACES)
 def test_the_text_is_the_walk(name):
     asked = make_trace(**TRACES[name])
@@ -243,16 +266,8 @@ def test_the_text_is_the_walk(name):
     for step, block in zip(steps, blocks):
         assert f"{step.bytes_loaded} bytes" in block.splitlines()[0]
         for label, field in labels.items():
-            want = np.atleast_1d(getattr(step, field))
-            # four decimals or three digits
-            np.testing.assert_allclose(numbers_in(block, label), want, rtol=5e-3, atol=5.1e-5)
-    closing = next(block for block in text.split("\n\n") if block.startswith("After all"))
-    truth = asked.truth()
-    np.testing.assert_allclose(numbers_in(closing, "truth"), truth, rtol=5e-3, atol=5.1e-5)
-    errors = [float(line.split()[2].rstrip(":")) for line in closing.splitlines()
-              if "max error" in line]  # fmt: skip
-    want = [trace.max_error(o, truth) for _, o in trace.outputs(steps[-1])]
-    np.testing.assert_allclose(errors, want, rtol=0.05)
+            assert_shown(block, label, getattr(step, field))
+    assert_closing(text, asked.truth(), [o for _, o in trace.outputs(steps[-1])])
     moved = sum(step.bytes_loaded for step in steps) + 2 * asked.q.nbytes
     assert text.splitlines()[-2 - ("never" in text)].endswith(f": {moved}")
 
@@ -273,11 +288,7 @@ def test_json_has_every_number(name):
     assert len(data["tiles"]) == len(steps)
     for tile, step in zip(data["tiles"], steps):
         assert tile.keys() == vars(step).keys()
-        for field, value in vars(step).items():
-            got = tile[field]
-            if isinstance(got, list):
-                got = [-np.inf if x is None else x for x in got]
-            assert np.array_equal(np.asarray(got, np.asarray(value).dtype), value), field
+        assert [field for field, value in vars(step).items() if not same(tile[field], value)] == []
     assert data["truth"] == asked.truth().tolist()
     assert data["outputs"].keys() == {"online", "normalised", "lite"}
     assert data["outputs"]["online"]["max_error"] == trace.max_error(steps[-1].o, asked.truth())

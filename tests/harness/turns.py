@@ -4,6 +4,7 @@ Nothing of the harness is imported at the top: every cell's process runs this fi
 runs `python -m harness`.
 """
 
+import functools
 import os
 import sys
 import traceback
@@ -23,6 +24,7 @@ def main():
     keep_the_server_in_step()
     fork_server.PRELOADED = (*fork_server.PRELOADED, *sys.argv[2:])
     describe_ours_once()
+    make_the_parser_once()
     sample = sampling()
     environment = dict(os.environ)
     connection.send("ready")
@@ -103,6 +105,13 @@ def describe_ours_once():
         return [*known[seen]]
 
     roster.describe_files = described
+
+
+def make_the_parser_once():
+    """Make the parser of the command line for the first command, not for each."""
+    import typer
+
+    typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 def sampling():

@@ -20,17 +20,18 @@ ATTEND = "def attend(q, k, v):\n    return q\n"
 LONG = "n" * 300  # a name that no file can have
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A folder with files of records, good and bad, and others."""
-    cells = [make_cell()]
-    run = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
-    first, second = run.read_bytes().splitlines(keepends=True)
+@pytest.fixture(scope="module")
+def contents(tmp_path_factory):
+    """name -> what is in each file of records, good and bad, and in others."""
+    folder, cells = tmp_path_factory.mktemp("records"), [make_cell()]
+    run = write_run(folder / "run.jsonl", make_env(cells), cells).read_bytes()
+    first, second = run.splitlines(keepends=True)
     cells = [make_cell(status="crashed", time_ms=None, peak_bytes=None, err_f64_max=None)]
-    write_run(tmp_path / "crashed.jsonl", make_env(cells), cells)
+    crashed = write_run(folder / "crashed.jsonl", make_env(cells), cells).read_bytes()
     trained = (H200 / "train.jsonl").read_bytes().splitlines(keepends=True)
     ceilings = (H200 / "ceilings.jsonl").read_bytes().splitlines(keepends=True)
-    for name, content in {
+    return {
+        "run.jsonl": run, "crashed.jsonl": crashed, "stage.txt": (DECLARED + ATTEND).encode(),
         "no_copy": b"".join(line for line in ceilings if b'"copy"' not in line),
         "there.jsonl": b"somebody's\n", "other.csv": b"mine", "empty": b"", "torn": first[:40],
         "cut": first + second + second[:-20],
@@ -38,9 +39,14 @@ def folder(tmp_path):
         "unknown": first + b'{"kind": "rumour"}\n', "twice": first + first, "no_env": second,
         "env_alone": b'{"kind": "env"}\n', "bytes": b"\xff\xfe\n", "text": b"no line at all",
         "not_ours": b'{"a": 1}\n{"b"', "zeros": b"\x00\xff\n\x00",
-    }.items():  # fmt: skip
+    }  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, contents):
+    """A folder with those files."""
+    for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-    (tmp_path / "stage.txt").write_text(DECLARED + ATTEND)
     return tmp_path
 
 

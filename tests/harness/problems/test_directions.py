@@ -1,5 +1,7 @@
 """What a call is in each direction, and what is said of an output that can't be differentiated."""
 
+import weakref
+
 import pytest
 import torch
 from made_up import problem
@@ -22,6 +24,12 @@ def given(**changes):
     """q, k, v and dO of a small problem in float64."""
     asked = problem(**{**SMALL, **changes})
     return (*make_inputs(asked), make_output_gradient(asked))
+
+
+def copying(backward, forward=lambda ctx, x: x.clone()):
+    """A function of autograd that copies its input, with a backward pass of its own."""
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Copying", (torch.autograd.Function,), methods).apply
 
 
 def by_backward(q, k, v, dO):
@@ -144,19 +152,10 @@ def test_an_output_that_breaks_the_contract_is_named(direction, attend, said):
 def test_a_gradient_of_another_shape_is_named(direction, index):
     """By its own name, wherever in the stage's graph the function is that made it."""
 
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad[..., :-1]
-
     def attend(*inputs):
         # a view first: torch's own message then names an index of nobody's argument
         inputs = [x.view(x.shape) for x in inputs]
-        inputs[index] = Wrong.apply(inputs[index])
+        inputs[index] = copying(lambda ctx, grad: grad[..., :-1])(inputs[index])
         return stage3(*inputs)
 
     name = ("dq", "dk", "dv")[index]
@@ -172,17 +171,11 @@ def test_a_gradient_that_does_not_come_is_none(direction):
 
 @pytest.mark.parametrize("direction", BOTH)
 def test_what_a_backward_pass_raises_itself_is_passed_on(direction):
-    class Raises(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            raise FileNotFoundError("no such kernel")
+    def fails(ctx, grad):
+        raise FileNotFoundError("no such kernel")
 
     with pytest.raises(FileNotFoundError, match="no such kernel"):
-        prepare(lambda q, k, v: Raises.apply(stage3(q, k, v)), direction, *given())()
+        prepare(lambda q, k, v: copying(fails)(stage3(q, k, v)), direction, *given())()
 
 
 @pytest.mark.slow
@@ -205,28 +198,15 @@ def test_what_torch_compiled_for_training_can_go_through_its_graph_again():
 
 def test_the_graph_of_the_last_forward_pass_goes_before_the_next_is_made():
     """Or two of them, N x N each in stage 3, would have to fit."""
-    alive = []
+    graphs, most = weakref.WeakSet(), []
 
-    class Counted(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, o):
-            alive.append(1)
-            ctx.token = Token()
-            return o.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    class Token:
-        def __del__(self):
-            alive.pop()
-
-    most = []
+    def forward(ctx, o):
+        graphs.add(ctx)
+        return o.clone()
 
     def attend(q, k, v):
-        most.append(len(alive))
-        return Counted.apply(stage3(q, k, v))
+        most.append(len(graphs))
+        return copying(lambda ctx, grad: grad, forward)(stage3(q, k, v))
 
     inputs = given()
     call = prepare(attend, "bwd", *inputs)

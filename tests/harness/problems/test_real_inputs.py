@@ -8,27 +8,15 @@ import pytest
 from harness.problems import real_inputs
 
 
-def test_shapes_and_dtype():
-    q, k, v = real_inputs.load(2, 12, 512, 512)
-    full = (real_inputs.LAYERS, real_inputs.HEADS, real_inputs.MAX_N, real_inputs.D)
-    for x in (q, k, v):
-        assert x.shape == full
-        assert x.dtype == np.float32
-        assert x.flags.c_contiguous
-        assert np.isfinite(x).all()
-        assert x.std() > 0.1
-
-
-def test_smaller_problems_are_slices_of_the_full_one():
-    full_q, full_k, full_v = real_inputs.load(2, 12, 512, 512)
+def test_a_problem_has_a_slice_of_the_whole_for_itself():
+    full = real_inputs.load(2, 12, 512, 512)
+    for x in full:
+        assert x.shape == (real_inputs.LAYERS, real_inputs.HEADS, real_inputs.MAX_N, real_inputs.D)
+        assert x.dtype == np.float32 and x.flags.c_contiguous
+        assert np.isfinite(x).all() and x.std() > 0.1
     q, k, v = real_inputs.load(1, 3, 5, 77)
-    np.testing.assert_array_equal(q, full_q[:1, :3, :5])
-    np.testing.assert_array_equal(k, full_k[:1, :3, :77])
-    np.testing.assert_array_equal(v, full_v[:1, :3, :77])
-
-
-def test_the_caller_owns_what_it_gets():
-    q, _, _ = real_inputs.load(1, 1, 4, 4)
+    for x, whole, n in zip((q, k, v), full, (5, 77, 77), strict=True):
+        np.testing.assert_array_equal(x, whole[:1, :3, :n])
     q[:] = 0
     assert real_inputs.load(1, 1, 4, 4)[0].any()
 

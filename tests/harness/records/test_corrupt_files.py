@@ -1,12 +1,10 @@
 """Files that are no records, or nearly: one line says so, whatever command reads them."""
 
-import functools
 import json
 from itertools import cycle
 from pathlib import Path
 
 import pytest
-import typer
 
 from attention_ladder.models import views
 from course.report import text
@@ -39,14 +37,6 @@ KINDS = {
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_parser():
-    """It is made once, and not for each command."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
-        yield
 
 
 @pytest.fixture
