@@ -98,16 +98,14 @@ class Launched:
     """Stands in for the three kernels: notes what each is launched with, by name."""
 
     def __init__(self, monkeypatch):
-        self.counter = torch.zeros(1, dtype=torch.int32)
+        counter, self.calls = torch.zeros(1, dtype=torch.int32), {}
         monkeypatch.setattr(hopper_launch, "multiprocessors", lambda device: 3)
-        monkeypatch.setattr(hopper_launch, "counter_of", lambda device: self.counter)
+        monkeypatch.setattr(hopper_launch, "counter_of", lambda device: counter)
         uncached = hopper_launch.backward_launches.__wrapped__
         monkeypatch.setattr(hopper_launch, "backward_launches", uncached)
-        self.calls, self.names = {}, {}
         for name in (
             "preprocess_kernel", "backward_kernel", "two_pass_kernel", "postprocess_kernel",
         ):  # fmt: skip
-            self.names[name] = set(getattr(hopper_launch, name).arg_names)
             monkeypatch.setattr(hopper_launch, name, self.kernel(name))
 
     def kernel(self, name):
@@ -126,14 +124,22 @@ class Launched:
             name = "values" if given["VALUES"] else "keys"
         self.calls[name] = given
 
+    def backward(self, tensors, causal=False, seqlens_k=None, DQ=True):
+        """The gradients' tensors, of q, k, v and dO."""
+        q, k, v, do = tensors
+        passed = q, k, v, q, torch.zeros(q.shape[:3]), do
+        return hopper_launch.launch_backward(passed, causal, seqlens_k, DQ)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    return Launched(monkeypatch)
+
 
 @pytest.mark.parametrize("d", [136, 192, 193, 256])
 @pytest.mark.parametrize("DQ", [True, False])
-def test_above_128_dv_is_computed_in_one_pass_and_dk_and_dq_in_another(d, DQ, monkeypatch):
-    q, k, v, do = normal((1, 2, 70, 130, d), 0, torch.float16)
-    launched = Launched(monkeypatch)
-    inputs = q, k, v, q, torch.zeros((1, 2, 70)), do
-    dq, dk, dv = hopper_launch.launch_backward(inputs, True, None, DQ)
+def test_above_128_dv_is_computed_in_one_pass_and_dk_and_dq_in_another(d, DQ, launched):
+    dq, dk, dv = launched.backward(normal((1, 2, 70, 130, d), 0, torch.float16), True, DQ=DQ)
     values, keys = launched.calls["values"], launched.calls["keys"]
     assert values["gradient_ptr"] is dv
     assert keys["gradient_ptr"] is dk
@@ -146,33 +152,26 @@ def test_above_128_dv_is_computed_in_one_pass_and_dk_and_dq_in_another(d, DQ, mo
     ("nk", "lengths", "edge"), [(256, None, False), (255, None, True), (256, (3, 9), True)]
 )
 @pytest.mark.parametrize(("d", "kernels"), [(64, ["backward_kernel"]), (192, ["values", "keys"])])
-def test_only_tiles_with_keys_that_do_not_count_are_edges(
-    nk, lengths, edge, d, kernels, monkeypatch
-):
-    q, k, v, do = normal((2, 2, 64, nk, d), 0, torch.float16)
+def test_only_tiles_with_keys_that_do_not_count_are_edges(nk, lengths, edge, d, kernels, launched):
     seqlens_k = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
-    launched = Launched(monkeypatch)
-    hopper_launch.launch_backward((q, k, v, q, torch.zeros((2, 2, 64)), do), False, seqlens_k, True)
+    launched.backward(normal((2, 2, 64, nk, d), 0, torch.float16), seqlens_k=seqlens_k)
     assert all(launched.calls[kernel]["EDGE"] is edge for kernel in kernels)
 
 
 @pytest.mark.parametrize(("causal", "heads", "section"), [
     (True, 1, 1), (True, 3, 3), (True, 100, 8), (False, 1, 2), (False, 100, 2)
 ])  # fmt: skip
-def test_heads_computed_together_fit_the_cache(causal, heads, section, monkeypatch):
+def test_heads_computed_together_fit_the_cache(causal, heads, section, launched, monkeypatch):
     """Or are two, where no mask makes work tiles unlike."""
     q, k, v, do = normal((2, 8, 70, 130, 64), 0, torch.float16)
-    k, v = k[:, :4], v[:, :4]
-    launched = Launched(monkeypatch)
     size = 2 * 70 * 64 * (2 + 2 + 4)  # of a key head's queries, dO and sums of dQ
     monkeypatch.setattr(hopper_launch, "L2_BYTES", heads * size)
-    hopper_launch.launch_backward((q, k, v, q, torch.zeros((2, 8, 70)), do), causal, None, True)
+    launched.backward((q, k[:, :4], v[:, :4], do), causal)
     assert launched.calls["backward_kernel"]["section"] == section
 
 
-def test_copies_live_until_every_kernel_is_launched(monkeypatch):
+def test_copies_live_until_every_kernel_is_launched(launched, monkeypatch):
     """Descriptors keep no memory: a copy that nobody holds any more would be written over."""
-    q, k, v, do = (x[..., ::2] for x in normal((1, 2, 70, 130, 64), 0, torch.float16))
     copies, alive = [], []
     padded = hopper_launch.padded
 
@@ -182,11 +181,8 @@ def test_copies_live_until_every_kernel_is_launched(monkeypatch):
         return made
 
     monkeypatch.setattr(hopper_launch, "padded", note)
-    launched = Launched(monkeypatch)
-    monkeypatch.setattr(
-        launched, "note", lambda name, given: alive.append([copy() for copy in copies])
-    )
-    hopper_launch.launch_backward((q, k, v, q, torch.zeros((1, 2, 70)), do), False, None, True)
+    launched.note = lambda name, given: alive.append([copy() for copy in copies])
+    launched.backward(x[..., ::2] for x in normal((1, 2, 70, 130, 64), 0, torch.float16))
     assert len(copies) == 4
     assert len(alive) == 3
     assert not any(copy is None for kept in alive for copy in kept)
@@ -194,13 +190,12 @@ def test_copies_live_until_every_kernel_is_launched(monkeypatch):
 
 @pytest.mark.parametrize("copied", [None, 0, 1, 2, 5])
 @pytest.mark.parametrize("look", [lambda x: x[..., ::2], lambda x: torch._neg_view(x[..., :64])])
-def test_what_is_launched_with_a_copy_is_not_kept(copied, look, monkeypatch):
+def test_what_is_launched_with_a_copy_is_not_kept(copied, look, launched, monkeypatch):
     """The copy's address is not in the key."""
     q, k, v, do = normal((1, 2, 70, 130, 128), 0, torch.float16)
     tensors = [*(x[..., :64] for x in (q, k, v, q)), torch.zeros((1, 2, 70)), do[..., :64]]
     if copied is not None:
         tensors[copied] = look((q, k, v, None, None, do)[copied])
-    launched = Launched(monkeypatch)
     keys, keep = [], hopper_launch.launch_and_keep
     monkeypatch.setattr(
         hopper_launch, "launch_and_keep", lambda key, steps: keys.append(key) or keep(key, steps)

@@ -192,76 +192,69 @@ def kernel(monkeypatch):
     return made
 
 
+X = tensors()[1]
+
+
+@pytest.fixture
+def launch(kernel):
+    """The same launch of the kernel, again and again."""
+    made = Launch(kernel, (3,), A=1, B=2)
+    return lambda: made((X, X), (48, 5))
+
+
 def kinds(kernel):
     return [call[0] for call in kernel.calls]
 
 
 def test_a_kernel_is_looked_for_at_the_first_call_only(kernel):
-    _, x, *_ = tensors()
     for free in (5, 6, 1):
-        fast_launch(kernel, (3, 2), (x, None), (48, free), A=True, B="b", num_warps=8)
+        fast_launch(kernel, (3, 2), (X, None), (48, free), A=True, B="b", num_warps=8)
     options = {"A": True, "B": "b", "num_warps": 8}
     how = (0, 7), "function", "cooperative", "pdl", None, None, "metadata", None, None, None
     assert kernel.calls == [
-        ("found", (3, 2), (x, None, 48, 5), options),
-        ("kept", (3, 2, 1), (x.data_ptr(), None, 48, 6, True, "b"), how),
-        ("kept", (3, 2, 1), (x.data_ptr(), None, 48, 1, True, "b"), how),
+        ("found", (3, 2), (X, None, 48, 5), options),
+        ("kept", (3, 2, 1), (X.data_ptr(), None, 48, 6, True, "b"), how),
+        ("kept", (3, 2, 1), (X.data_ptr(), None, 48, 1, True, "b"), how),
     ]
 
 
-def test_another_gpu_has_a_kernel_of_its_own(kernel):
-    _, x, *_ = tensors()
-    launch = Launch(kernel, (3,), A=1, B=2)
+def test_another_gpu_has_a_kernel_of_its_own(kernel, launch):
     for kernel.here.device in (0, 1, 0, 1):
-        launch((x, x), (48, 5))
+        launch()
     assert kinds(kernel) == ["found", "found", "kept", "kept"]
     assert [call[3][0] for call in kernel.calls[2:]] == [(0, 7), (1, 7)]
 
 
-def test_hooks_see_each_launch(kernel):
+def test_hooks_see_each_launch(kernel, launch):
     """Triton calls them, with the arguments, where it looks for the kernel."""
-    _, x, *_ = tensors()
-    launch = Launch(kernel, (3,), A=1, B=2)
-    launch((x, x), (48, 5))
-    kernel.pre_run_hooks.append(print)
-    launch((x, x), (48, 5))
-    assert kinds(kernel) == ["found", "found"]
-    kernel.pre_run_hooks.clear()
-    launch((x, x), (48, 5))
-    assert kinds(kernel)[2:] == ["kept"]
+    for kernel.pre_run_hooks in ([], [print], []):
+        launch()
+    assert kinds(kernel) == ["found", "found", "kept"]
 
 
 @pytest.mark.parametrize("which", ["launch_enter_hook", "launch_exit_hook"])
 @pytest.mark.parametrize("how", ["in the chain", "in its place"])
-def test_a_profiler_sees_each_launch(kernel, which, how):
-    _, x, *_ = tensors()
-    launch = Launch(kernel, (3,), A=1, B=2)
+def test_a_profiler_sees_each_launch(kernel, launch, which, how):
     hooks, none = path.triton.knobs.runtime, getattr(path.triton.knobs.runtime, which)
     for hook in (none, None, none):
         setattr(hooks, which, hook)
-        launch((x, x), (48, 5))
+        launch()
     assert kinds(kernel) == ["found", "kept", "kept"]
     setattr(hooks, which, SimpleNamespace(calls=[print]) if how == "in the chain" else print)
-    launch((x, x), (48, 5))
-    assert kernel.calls[3] == ("by triton", (3, 1, 1), (x.data_ptr(), x.data_ptr(), 48, 5, 1, 2))
+    launch()
+    assert kernel.calls[3] == ("by triton", (3, 1, 1), (X.data_ptr(), X.data_ptr(), 48, 5, 1, 2))
 
 
-def test_another_version_of_triton_starts_kernels_itself(kernel, monkeypatch):
-    _, x, *_ = tensors()
-    monkeypatch.setattr(path.triton, "__version__", "3.8.0")
-    launch = Launch(kernel, (3,), A=1, B=2)
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [("__version__", "3.8.0"), ("global_scratch_size", 128), ("profile_scratch_size", 128)],
+)
+def test_another_version_or_a_kernel_that_needs_memory_is_left_to_triton(
+    kernel, launch, monkeypatch, what, value
+):
+    monkeypatch.setattr(path.triton if what == "__version__" else CudaLauncher, what, value)
     for kernel.here.stream in (7, 8):
-        launch((x, x), (48, 5))
-    assert kinds(kernel) == ["found", "by triton"]
-
-
-@pytest.mark.parametrize("size", ["global_scratch_size", "profile_scratch_size"])
-def test_a_kernel_that_needs_memory_is_started_by_triton(kernel, monkeypatch, size):
-    _, x, *_ = tensors()
-    monkeypatch.setattr(CudaLauncher, size, 128)
-    launch = Launch(kernel, (3,), A=1, B=2)
-    for _ in range(2):
-        launch((x, x), (48, 5))
+        launch()
     assert kinds(kernel) == ["found", "by triton"]
 
 
@@ -377,38 +370,33 @@ def test_where_triton_encodes_descriptors_elsewhere_it_starts_kernels_itself(
     assert with_descriptors.by_triton == [((3, 2, 1), (1, 2, 3, 4))]
 
 
-def test_it_is_the_stream_that_is_current_at_the_launch(kernel):
-    _, x, *_ = tensors()
-    launch = Launch(kernel, (3,), A=1, B=2)
+def test_it_is_the_stream_that_is_current_at_the_launch(kernel, launch):
     for kernel.here.stream in (7, 7, 8):
-        launch((x, x), (48, 5))
+        launch()
     assert [call[3][0] for call in kernel.calls[1:]] == [(0, 7), (0, 8)]
 
 
 def test_what_is_no_compiled_kernel_is_not_kept(kernel, monkeypatch):
     """The interpreter gives None, and Triton's asynchronous mode something to wait for."""
-    _, x, *_ = tensors()
     monkeypatch.setattr(path.triton.compiler, "CompiledKernel", int)
     for _ in range(2):
-        fast_launch(kernel, (3,), (x, x), (48, 5), A=1, B=2)
+        fast_launch(kernel, (3,), (X, X), (48, 5), A=1, B=2)
     monkeypatch.setattr(path.triton, "JITFunction", int)
     monkeypatch.setattr(path.triton, "runtime", None)  # there is no driver
     for _ in range(2):
-        fast_launch(kernel, (4,), (x, x), (48, 5), A=1, B=2)
+        fast_launch(kernel, (4,), (X, X), (48, 5), A=1, B=2)
     assert kinds(kernel) == ["found"] * 4
 
 
 def test_only_so_many_launches_are_kept(kernel, monkeypatch):
     monkeypatch.setattr(path, "MOST_KEPT", 3)
-    _, x, *_ = tensors()
     for n in (1, 2, 3, 3, 4, 4, 1):
-        fast_launch(kernel, (3,), (x, x), (n, 5), A=1, B=2)
+        fast_launch(kernel, (3,), (X, X), (n, 5), A=1, B=2)
     assert kinds(kernel) == ["found", "found", "found", "kept", "found", "kept", "found"]
 
 
 def steps_of(launches):
-    _, x, *_ = tensors()
-    return [(launch, (x, None), (48, 5)) for launch in launches]
+    return [(launch, (X, None), (48, 5)) for launch in launches]
 
 
 @pytest.fixture
