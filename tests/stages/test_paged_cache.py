@@ -34,6 +34,11 @@ def tokens(n, seed=0, dtype=torch.float32, d=D):
     return k[0, :, :n], v[0, :, :n]
 
 
+def a_token_to_each(sequences, seed, dtype=torch.float32):
+    """k and v (sequences, HK, 1, D) ~ N(0, 1)."""
+    return [x.transpose(0, 1)[:, :, None] for x in tokens(sequences, seed, dtype)]
+
+
 def queries(sequences, nq=1, group=2, seed=99, dtype=torch.float32, d=D):
     return normal((sequences, HK * group, nq, 1, d), seed, dtype, DEVICE)[0]
 
@@ -53,22 +58,47 @@ def poison(cache):
                 x[pages[-1], :, filled:] = math.nan
 
 
-def check(cache, held, sequences, nq, causal):
-    """attend_paged is what float64 says of the keys and values that were appended."""
-    q = in_nan(queries(len(sequences), nq, dtype=cache.k.dtype))
-    with guarded_outputs():
-        o = stage.attend_paged(q, cache, sequences, causal=causal)
-    assert (o.shape, o.dtype) == (q.shape, q.dtype)
-    for row, name in enumerate(sequences):
-        k, v = held[name]
-        one = q[row : row + 1]
-        if not k.shape[1]:
-            assert (o[row] == 0).all()
-            continue
-        hidden = hidden_from(nq, k.shape[1], causal)
-        want = truth(one, k[None], v[None], hidden)
-        assert_close(o[row : row + 1], want, rounding(one, k[None], v[None]))
-        assert (o[row][:, hidden[0, 0].all(-1)] == 0).all()
+class Both:
+    """A cache, and `held`: by name, the keys and values (Hk, n, d) that were appended to it."""
+
+    def __init__(self, cache, **tokens):
+        self.cache, self.held = cache, {}
+        for name, pair in tokens.items():
+            self.append(name, pair)
+
+    def append(self, name, pair):
+        self.cache.append(name, *pair)
+        self.grow(name, pair)
+
+    def append_many(self, names, k, v):
+        """k and v (B, Hk, 1, d)."""
+        self.cache.append_many(names, k, v)
+        for name, *pair in zip(names, k, v, strict=True):
+            self.grow(name, pair)
+
+    def grow(self, name, pair):
+        old = self.held.get(name, tokens(0, dtype=self.cache.k.dtype))
+        self.held[name] = [torch.cat(each, 1) for each in zip(old, pair, strict=True)]
+
+    def check(self, sequences, nq=1, causal=True):
+        """attend_paged is what float64 says of the keys and values that were appended."""
+        q = in_nan(queries(len(sequences), nq, dtype=self.cache.k.dtype))
+        with guarded_outputs():
+            o = stage.attend_paged(q, self.cache, sequences, causal=causal)
+        self.check_output(o, q, sequences, causal)
+
+    def check_output(self, o, q, sequences, causal):
+        assert (o.shape, o.dtype) == (q.shape, q.dtype)
+        for row, name in enumerate(sequences):
+            k, v = self.held[name]
+            one = q[row : row + 1]
+            if not k.shape[1]:
+                assert (o[row] == 0).all()
+                continue
+            hidden = hidden_from(q.shape[2], k.shape[1], causal)
+            want = truth(one, k[None], v[None], hidden)
+            assert_close(o[row : row + 1], want, rounding(one, k[None], v[None]))
+            assert (o[row][:, hidden[0, 0].all(-1)] == 0).all()
 
 
 def snapshot(cache):
@@ -93,7 +123,9 @@ def unchanged(cache):
 @settings(max_examples=8, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
 @given(data=st.data(), page_size=st.sampled_from([16, 64]), causal=st.booleans())
 def test_any_order_of_appending_and_freeing(data, page_size, causal):
-    cache, held = cache_of(5, page_size, torch.float16), {}
+    cache = cache_of(5, page_size, torch.float16)
+    both = Both(cache)
+    held = both.held
     for step in range(data.draw(st.integers(3, 8), label="steps")):
         name = data.draw(st.sampled_from("abc"), label="sequence")
         if name in held and data.draw(st.integers(0, 3), label="free?") == 0:
@@ -104,41 +136,32 @@ def test_any_order_of_appending_and_freeing(data, page_size, causal):
             names = data.draw(st.permutations(sorted(held)), label="order")
             full = sum(held[each][0].shape[1] % page_size == 0 for each in names)
             if names and full <= len(cache.free_pages):
-                k, v = (
-                    x.transpose(0, 1)[:, :, None] for x in tokens(len(names), step, torch.float16)
-                )
-                cache.append_many(names, k, v)
-                for i, each in enumerate(names):
-                    pairs = zip(held[each], (k[i], v[i]), strict=True)
-                    held[each] = tuple(torch.cat(pair, 1) for pair in pairs)
+                both.append_many(names, *a_token_to_each(len(names), step, torch.float16))
                 continue
         n = data.draw(st.sampled_from([0, 1, 2, page_size - 1, page_size, page_size + 1, 40]))
-        k, v = tokens(n, step, torch.float16)
-        old = held.get(name, tokens(0, dtype=torch.float16))
-        needed = sum(-(-x.shape[1] // page_size) for key, (x, _) in held.items() if key != name)
-        if needed + -(-(old[0].shape[1] + n) // page_size) > 5:
-            with (
-                unchanged(cache),
-                pytest.raises(RuntimeError, match=r"pages more, but .* are free"),
-            ):
-                cache.append(name, k, v)
+        pair, sizes = (
+            tokens(n, step, torch.float16),
+            {key: x.shape[1] for key, (x, _) in held.items()},
+        )
+        sizes[name] = sizes.get(name, 0) + n
+        if sum(-(-size // page_size) for size in sizes.values()) > 5:
+            says = r"pages more, but .* are free"
+            with unchanged(cache), pytest.raises(RuntimeError, match=says):
+                cache.append(name, *pair)
             continue
-        cache.append(name, k, v)
-        held[name] = tuple(torch.cat(pair, 1) for pair in zip(old, (k, v), strict=True))
+        both.append(name, pair)
     poison(cache)
     assert {name: x.shape[1] for name, (x, _) in held.items()} == cache.length
     if held:
-        check(cache, held, sorted(held, reverse=True), data.draw(st.integers(1, 3)), causal)
+        both.check(sorted(held, reverse=True), data.draw(st.integers(1, 3)), causal)
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_every_page_size(page_size):
-    cache, held = cache_of(6, page_size), {}
-    for name, n in (("a", 2 * page_size + 1), ("b", page_size), ("c", 3)):
-        held[name] = tokens(n, n)
-        cache.append(name, *held[name])
-    poison(cache)
-    check(cache, held, ["c", "a", "b", "a"], 2, causal=True)
+    sizes = {"a": 2 * page_size + 1, "b": page_size, "c": 3}
+    both = Both(cache_of(6, page_size), **{name: tokens(n, n) for name, n in sizes.items()})
+    poison(both.cache)
+    both.check(["c", "a", "b", "a"], 2)
 
 
 @pytest.mark.parametrize("splits", [1, 3])
@@ -190,99 +213,66 @@ def test_a_freed_page_is_taken_again():
     cache = cache_of(2)
     cache.append("a", *tokens(32))
     cache.free("a")
-    held = {"b": tokens(20, 1), "c": tokens(0)}
-    for name in held:
-        cache.append(name, *held[name])
+    both = Both(cache, b=tokens(20, 1), c=tokens(0))
     assert not cache.free_pages
-    check(cache, held, ["b", "c"], 1, causal=True)
+    both.check(["b", "c"])
 
 
 def test_a_name_that_was_freed_and_begun_again_has_the_row_that_it_has_now():
     cache = cache_of()
     for turn, names in enumerate(("ab", "ba", "ab")):
-        held = {name: tokens(9, 2 * turn + i) for i, name in enumerate(names)}
-        for name in names:
-            cache.append(name, *held[name])
-        check(cache, held, ["a", "b"], 1, causal=True)
+        both = Both(cache, **{name: tokens(9, 2 * turn + i) for i, name in enumerate(names)})
+        both.check(["a", "b"])
         for name in "ab":
             cache.free(name)
 
 
 def test_nothing_is_copied_from_the_host_where_it_decides_nothing(monkeypatch):
     """A token that fits into a page, and a batch that was asked for before."""
-    cache, held, copied = cache_of(), {"a": tokens(17), "b": tokens(20, 1)}, []
-    upload = PagedCache.upload
+    copied, upload = [], PagedCache.upload
     monkeypatch.setattr(PagedCache, "upload", lambda *a: copied.append(a[1]) or upload(*a))
-    for name in "ab":
-        cache.append(name, *held[name])
-    check(cache, held, ["a", "b"], 1, causal=True)
-
-    def grow(name, more):
-        held[name] = tuple(torch.cat(pair, 1) for pair in zip(held[name], more, strict=True))
-
+    both = Both(cache_of(), a=tokens(17), b=tokens(20, 1))
+    both.check(["a", "b"])
     copied.clear()
-    cache.append("a", *tokens(1, 50))  # the row of "a" alone, once
-    grow("a", tokens(1, 50))
+    both.append("a", tokens(1, 50))  # the row of "a" alone, once
     assert len(copied) == 1
     for step in range(11):
-        each = {"a": tokens(1, step), "b": tokens(1, 20 + step)}
         if step % 2:
-            cache.append_many(["a", "b"], *(torch.stack(x) for x in zip(*each.values())))
+            both.append_many(["a", "b"], *a_token_to_each(2, step))
         else:
-            for name in "ab":
-                cache.append(name, *each[name])
-        for name in "ab":
-            grow(name, each[name])
-        check(cache, held, ["a", "b"], 1, causal=True)
+            for seed, name in enumerate("ab"):
+                both.append(name, tokens(1, 20 * seed + step))
+        both.check(["a", "b"])
     assert len(copied) == 2  # and that of "b"
-    cache.append("b", *tokens(1, 60))
-    grow("b", tokens(1, 60))
-    cache.append("b", *tokens(1, 61))  # begins a page
-    grow("b", tokens(1, 61))
-    check(cache, held, ["b"], 1, causal=True)
-    assert cache.length == {"a": 29, "b": 33} and len(copied) == 3
+    both.append("b", tokens(1, 60))
+    both.append("b", tokens(1, 61))  # begins a page
+    both.check(["b"])
+    assert both.cache.length == {"a": 29, "b": 33} and len(copied) == 3
 
 
 def test_tokens_of_any_stride_stay_as_they_are():
-    held = {}
-    cache = cache_of()
+    both, plain = Both(cache_of()), tokens(19, 3)
     for name, order in (("a", (2, 0, 3, 1)), ("b", (3, 1, 2, 0))):
-        plain = tokens(19, 3)
-        k, v = (in_nan(x[None], order, (1, 2, 1, 2))[0] for x in plain)
-        before = k.clone(), v.clone()
-        cache.append(name, k, v)
-        held[name] = plain
-        assert torch.equal(k, before[0]) and torch.equal(v, before[1])
-    k, v = tokens(5, 4)
-    cache.append("c", torch._neg_view(-k), torch._neg_view(-v))
-    held["c"] = k, v
-    check(cache, held, ["a", "b", "c"], 2, causal=True)
-
-
-def test_neighbours_are_not_written_to():
-    cache = cache_of(4)
-    cache.append("a", *tokens(10))
-    cache.append("b", *tokens(16, 1))
-    kept = cache.k[cache.pages["a"]].clone()[:, :, :10], cache.k[cache.pages["b"]].clone()
-    cache.append("a", *tokens(7, 2))
-    assert torch.equal(cache.k[cache.pages["a"][:1]][:, :, :10], kept[0])
-    assert torch.equal(cache.k[cache.pages["b"]], kept[1])
+        pair = [in_nan(x[None], order, (1, 2, 1, 2))[0] for x in plain]
+        both.append(name, pair)
+        assert all(map(torch.equal, pair, plain))
+    both.append("c", [torch._neg_view(-x) for x in tokens(5, 4)])
+    each = (in_nan(x, (3, 1, 2, 0), (1, 2, 1, 2)) for x in a_token_to_each(2, 5))
+    both.append_many(["a", "b"], *each)
+    both.check(["a", "b", "c"], 2)
 
 
 def test_reserved_pages_are_used_and_freed_like_others():
-    cache, held = cache_of(5), {"a": tokens(15), "b": tokens(3, 1)}
-    for name in "ab":
-        cache.append(name, *held[name])
+    both = Both(cache_of(5), a=tokens(15), b=tokens(3, 1))
+    cache = both.cache
     cache.reserve("a", 18)  # 33 tokens: two pages more
     cache.reserve("a", 1)  # which has a page
     table = cache.table[cache.row["a"], :3].tolist()
     assert table == cache.pages["a"] and len({*table}) == 3 and len(cache.free_pages) == 1
     for n in (1, 0, 14, 2, 1):  # to 33, past the end of each page
-        more = tokens(n, 10 + n)
-        cache.append("a", *more)
-        held["a"] = tuple(torch.cat(pair, 1) for pair in zip(held["a"], more, strict=True))
+        both.append("a", tokens(n, 10 + n))
         poison(cache)
-        check(cache, held, ["b", "a"], 1, causal=True)
+        both.check(["b", "a"])
     assert cache.table[cache.row["a"], :3].tolist() == table == cache.pages["a"]
     cache.free("a")
     assert len(cache.free_pages) == 4
@@ -350,7 +340,7 @@ def refusals():
         ask = lambda cache, name=name: stage.attend_paged(q, cache, ["a", name])  # noqa: E731
         made[f"asked for {name}"] = ask, "sequence: got ... doesn't hold"
         made[f"free {name}"] = partial(PagedCache.free, sequence=name), made[f"asked for {name}"][1]
-    step = [x.transpose(0, 1)[:2, :, None] for x in tokens(2)]
+    step = a_token_to_each(2, 0)
     bad_steps = {
         "one twice": (["a", "a"], step, "sequences: got one of them twice, expected each once"),
         "a new one": (["a", "new"], step, "sequence: got 'new', which this cache doesn't hold"),
@@ -395,17 +385,15 @@ def test_rows_run_out():
     cache.append("c", *tokens(5))
 
 
-def test_pages_run_out_for_a_token_to_each():
-    cache, held = cache_of(4), {}
-    for name in "abc":
-        held[name] = tokens(16, ord(name))
-        cache.append(name, *held[name])
-    k, v = (x.transpose(0, 1)[:, :, None] for x in tokens(3, 9))
-    with unchanged(cache), pytest.raises(RuntimeError, match=r"3 of .* begin a page, but 1 of 4"):
-        cache.append_many(["a", "b", "c"], k, v)
-    cache.append_many(["b"], k[:1], v[:1])
-    held["b"] = tuple(torch.cat(pair, 1) for pair in zip(held["b"], (k[0], v[0]), strict=True))
-    check(cache, held, ["a", "b", "c"], 1, causal=True)
+def test_pages_run_out():
+    both = Both(cache_of(4), **{name: tokens(16, ord(name)) for name in "abc"})
+    with unchanged(both.cache), pytest.raises(RuntimeError, match="take 3 pages more, but 1 of 4"):
+        both.append("a", tokens(40))
+    says = r"3 of .* begin a page, but 1 of 4"
+    with unchanged(both.cache), pytest.raises(RuntimeError, match=says):
+        both.append_many(["a", "b", "c"], *a_token_to_each(3, 9))
+    both.append_many(["b"], *a_token_to_each(1, 9))
+    both.check(["a", "b", "c"])
 
 
 def test_a_launch_that_fails_changes_nothing(monkeypatch):
@@ -454,10 +442,9 @@ def test_bfloat16_is_refused_in_the_interpreter():
 @pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("n", [40, 4000])
 def test_a_captured_graph_reads_what_was_appended_since(n):
-    cache, held = cache_of(1000, 16, torch.float16), {}
-    for name in "ab":
-        held[name] = tokens(n, ord(name), torch.float16)
-        cache.append(name, *held[name])
+    some = {name: tokens(n, ord(name), torch.float16) for name in "ab"}
+    both = Both(cache_of(1000, 16, torch.float16), **some)
+    cache = both.cache
     q, late = queries(2, 2, dtype=torch.float16), tokens(1, dtype=torch.float16)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph), pytest.raises(RuntimeError, match="before the capture"):
@@ -469,12 +456,6 @@ def test_a_captured_graph_reads_what_was_appended_since(n):
         with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
             cache.append("a", *late)
     for step in range(20):
-        more = tokens(3, step, torch.float16)
-        cache.append("a", *more)
-        held["a"] = tuple(torch.cat(pair, 1) for pair in zip(held["a"], more, strict=True))
+        both.append("a", tokens(3, step, torch.float16))
         graph.replay()
-        for row, name in enumerate("ab"):
-            k, v = (x[None] for x in held[name])
-            one = q[row : row + 1]
-            want = truth(one, k, v, hidden_from(2, k.shape[2], True))
-            assert_close(o[row : row + 1], want, rounding(one, k, v))
+        both.check_output(o, q, "ab", causal=True)
