@@ -2,6 +2,8 @@
 
 import gc
 import math
+import os
+import subprocess
 import sys
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -12,6 +14,7 @@ import torch
 import stages
 from harness.problems.problem import YARDSTICK
 from harness.records.code import built_in_files, twin_files
+from harness.records.environment import ROOT
 from stages.common.contract import why_not
 from stages.common.machine import has_module
 
@@ -137,6 +140,17 @@ def without_collector():
     finally:
         if collecting:
             gc.enable()
+
+
+def printed(code):
+    """The words that `code` prints in a process of its own: a crash there fails a test here."""
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
 
 
 def attend(stage, q, k, v, **options):
