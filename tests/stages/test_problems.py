@@ -25,7 +25,10 @@ from masked_problems import (
 from stage_checks import (
     FAKES,
     assert_close,
+    attend,
+    device_of,
     every_stage,
+    everything,
     for_each,
     gradient_rounding,
     hidden_keys,
@@ -120,6 +123,27 @@ def check_case(stage, case):
         for name, oracle in make_oracles(case.problem).items():
             error = oracle.error(found[name].cpu())
             assert error.within(oracle.bound), f"{name}: {explain(error, oracle.bound)}"
+
+
+@every_stage
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+@pytest.mark.parametrize("axis", range(4))
+def test_one_element_may_stand_for_all_along_an_axis(stage, which, axis):
+    """Its stride is 0; other strides are part of any problem."""
+    tensors = normal((2, 2, 5, 7, 8), axis, device=device_of(stage))
+    given = dict(zip("qkv", map(in_nan, tensors)))
+    given[which] = in_nan(given[which].narrow(axis, 0, 1)).expand(given[which].shape)
+    assert given[which].stride(axis) == 0
+    assert_close(attend(stage, **given), truth(**given), rounding(**given))
+
+
+@every_stage
+def test_a_lazily_negated_view_is_what_it_says(stage):
+    """As conj().imag has them: the storage holds the negative of what the tensor is."""
+    tensors = normal((2, 2, 5, 9, 4), 0, device=device_of(stage))
+    views = [torch._neg_view(-x) for x in tensors]
+    assert all(x.is_neg() and torch.equal(x, y) for x, y in zip(views, tensors))
+    assert all(map(torch.equal, everything(stage, *views), everything(stage, *tensors)))
 
 
 @for_each([stage for stage in FAKES if stage.STAGE.gradients])
