@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import stages
+from harness.isolation.lean_interpreter import make_lean
 from harness.problems.directions import make_output_gradient
 from harness.problems.inputs import make_inputs
 from stages import s10_ring
@@ -122,6 +123,7 @@ def make_groups():
 def stage_7(q):
     """Its kernels, which are interpreted here, in place of local.best."""
     s07 = stages.by_number(7)
+    make_lean()
     return local.in_triton(s07, s07.launch)
 
 
@@ -134,6 +136,12 @@ def parts_of(problem, ring, group, zigzag, dtype=None):
     if dtype is not None:
         made = [x.to(getattr(torch, dtype)) for x in made]
     return [ring.shard(x, causal=problem.causal and zigzag, group=group) for x in made]
+
+
+def leaves_of(problem, group, trains=True):
+    """This rank's q, k and v of a problem, to have gradients if it `trains`, and its dO."""
+    *inputs, dO = parts_of(problem, s10_ring, group, True)
+    return [x.clone().requires_grad_(trains) for x in inputs], dO
 
 
 def run(problem, world, options):
@@ -314,15 +322,11 @@ def most_held(problem, world):
         held = sum(x.numel() for x in alive) / leaves[1].numel()
         most[now[0]] = max(most.get(now[0], 0), held)
 
-    copies.ByGroup.post = post
-    try:
-        *leaves, dO = parts_of(problem, s10_ring, GROUPS[world], True)
-        leaves = [x.requires_grad_() for x in leaves]
+    leaves, dO = leaves_of(problem, GROUPS[world])
+    with patch.object(copies.ByGroup, "post", post):
         o = s10_ring.ring(*leaves, causal=True, group=GROUPS[world])
         now[0] = "backward"
         o.backward(dO)
-    finally:
-        copies.ByGroup.post = plain
     return most
 
 
@@ -364,9 +368,8 @@ def most_bytes(problem, world, copies, folder):
 
     A thread of gloo's may hold for a moment longer what was sent.
     """
-    *inputs, dO = parts_of(problem, s10_ring, GROUPS[world], True)
     trains = problem.direction == "train"
-    leaves = [x.clone().requires_grad_(trains) for x in inputs]
+    leaves, dO = leaves_of(problem, GROUPS[world], trains)
     engine = fake_engine.engine(folder, False) if copies == "engine" else contextlib.nullcontext()
     kernels = patch.object(agreement, "best", as_kernels_do)
     merging = patch.object(s10_ring, "merge", lambda *_: None)  # takes no memory on a GPU
@@ -417,8 +420,7 @@ def refused(case, where, world):
 def captured(problem, world, folder):
     """What calls say while rank 1 captures a CUDA graph; then the gradients of one that doesn't."""
     group, here = GROUPS[world], dist.get_rank() == 1
-    *inputs, dO = parts_of(problem, s10_ring, group, True)
-    leaves = [x.clone().requires_grad_() for x in inputs]
+    leaves, dO = leaves_of(problem, group)
     cuda = {"is_initialized": lambda: here, "is_current_stream_capturing": lambda: here}
     with fake_engine.engine(folder, False):
         call = partial(s10_ring.ring, *leaves, causal=True, group=group)
@@ -438,8 +440,7 @@ def shard(problem):
 
 def twice(problem, world):
     """A gradient of a gradient."""
-    *leaves, dO = parts_of(problem, s10_ring, GROUPS[world], True)
-    leaves = [x.requires_grad_() for x in leaves]
+    leaves, dO = leaves_of(problem, GROUPS[world])
     o = s10_ring.ring(*leaves, causal=True, group=GROUPS[world])
     [dq] = torch.autograd.grad(o, leaves[:1], dO, create_graph=True)
     return torch.autograd.grad(dq.sum(), leaves[:1])
@@ -448,9 +449,8 @@ def twice(problem, world):
 def in_other_orders(problem, world):
     """What is raised where rank 1 asks for the gradients of two calls in the other order."""
     group, asked = GROUPS[world], []
-    *inputs, dO = parts_of(problem, s10_ring, group, True)
     for _ in range(2):
-        leaves = [x.clone().requires_grad_() for x in inputs]
+        leaves, dO = leaves_of(problem, group)
         asked.append((s10_ring.ring(*leaves, causal=True, group=group), leaves))
     if dist.get_rank() == 1:
         asked.reverse()
@@ -498,10 +498,9 @@ def said(function, *arguments, **options):
 def fails_amid(problem, hop, error):
     """What three calls say, of which rank 1 fails amid the first; `hop` counts both passes'."""
     group = brief()
-    *inputs, dO = parts_of(problem, s10_ring, group, True)
 
     def call():
-        leaves = [x.clone().requires_grad_() for x in inputs]
+        leaves, dO = leaves_of(problem, group)
         o = s10_ring.ring(*leaves, causal=True, group=group)
         return [x.sum().item() for x in torch.autograd.grad(o, leaves, dO)]
 
@@ -563,8 +562,7 @@ def by_threads(problem):
 
 def back_in_a_thread(problem, world):
     """Whether a backward pass in another thread has the gradients of one in this thread."""
-    *inputs, dO = parts_of(problem, s10_ring, GROUPS[world], True)
-    leaves = [x.requires_grad_() for x in inputs]
+    leaves, dO = leaves_of(problem, GROUPS[world])
     o = s10_ring.ring(*leaves, causal=True, group=GROUPS[world])
     here = torch.autograd.grad(o, leaves, dO, retain_graph=True)
     with ThreadPoolExecutor(1) as pool:
@@ -606,8 +604,7 @@ def chosen(problem):
 
 def repeats(problem, how, launches):
     """How often o, dk and dv differ from those of the first launch, beside copies between GPUs."""
-    *leaves, dO = parts_of(problem, s10_ring, dist.group.WORLD, True)
-    leaves = [x.clone().requires_grad_() for x in leaves]
+    leaves, dO = leaves_of(problem, dist.group.WORLD)
     noise, stream = torch.empty(1 << 26, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
     elsewhere = noise.to(f"cuda:{1 - dist.get_rank()}")
     first, differ = None, [0, 0, 0]
