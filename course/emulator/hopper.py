@@ -91,7 +91,8 @@ class Role:
     def run(self, work):
         try:
             self.wait_for_turn()
-            work()
+            with torch.no_grad():  # each thread has its own
+                work()
             if self.stores:
                 raise Misuse("a role ends while copies of its own read shared memory")
             self.done = True

@@ -4,21 +4,21 @@ Each line at which a role waits, or says that it is done, is left out once: all 
 """
 
 import re
+from itertools import product
 
 import pytest
+import test_hopper_emulated
 import torch
 from stage_checks import assert_close, guarded_outputs, normal, rounding, true_gradients
+from test_hopper_emulated import left_out, some_mistake
 
-from course.emulator.hopper import Kernel, Misuse, Stuck, emulated
+from course.emulator import Kernel, emulated
 from harness.records.code import first_file
-from stages.common.machine import has_module
 
-pytestmark = pytest.mark.skipif(
-    not has_module("triton"), reason="no wheel of triton for this machine"
-)
+pytestmark = test_hopper_emulated.pytestmark
 
 PATH = first_file(9).with_name("first.py")
-LINES = PATH.read_text(encoding="utf-8").splitlines()
+LINES = PATH.read_text(encoding="utf-8").splitlines(keepends=True)
 # B, H, Nq, Nk, d: whole tiles, more rounds of the pipeline than one; ragged; few of everything
 PROBLEMS = [(1, 2, 128, 640, 128), (2, 1, 130, 300, 128), (1, 1, 1, 1, 128), (1, 1, 65, 129, 72)]
 # not barrier(), among the four warps of a warpgroup, which only a GPU shows (tests/gpu)
@@ -53,19 +53,16 @@ def test_outputs_are_exact_whatever_happens_when(problem):
         if SYNCHRONISES.match(line)
     ],
 )
-def test_nothing_that_waits_or_releases_can_be_left_out(index, tmp_path):
-    lines = list(LINES)
-    lines[index] = " " * (len(lines[index]) - len(lines[index].lstrip())) + "pass"
-    assert_wrong("\n".join(lines) + "\n", tmp_path / "first.py")
+def test_nothing_that_waits_or_releases_can_be_left_out(index):
+    text = "".join(LINES[: index + 1])
+    assert_wrong(text, left_out(text, LINES[index]))
 
 
-def assert_wrong(text, path):
-    """A mistake in `text`, put into the file `path`, shows: some seed finds it."""
-    path.write_text(text, encoding="utf-8")
-    with emulated(path) as stage, pytest.raises((AssertionError, Misuse, Stuck)):
-        for seed in range(8):
-            for problem in PROBLEMS[:2]:
-                check(stage, problem, seed)
+def assert_wrong(old, new):
+    """A mistake in the kernel shows: some seed finds it."""
+    with some_mistake(old, new, of=PATH) as stage:
+        for seed, problem in product(range(8), PROBLEMS[:2]):
+            check(stage, problem, seed)
 
 
 MISTAKES = {
@@ -91,8 +88,5 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_shows(name, tmp_path):
-    old, new = MISTAKES[name]
-    text = PATH.read_text(encoding="utf-8")
-    assert text.count(old) == 1
-    assert_wrong(text.replace(old, new), tmp_path / "first.py")
+def test_a_mistake_shows(name):
+    assert_wrong(*MISTAKES[name])

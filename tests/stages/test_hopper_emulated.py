@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stage_checks import (
     assert_close,
+    everything,
     gradient_rounding,
     guarded_outputs,
     hidden_keys,
@@ -31,6 +32,7 @@ from test_mutants import MUTANTS
 from course.edits import texts_of, write_texts
 from course.emulator import Kernel, Misuse, Stuck, emulated
 from harness.problems.problem import Problem
+from stages.common import inputs
 from stages.common.machine import has_module
 
 pytestmark = pytest.mark.skipif(
@@ -52,11 +54,11 @@ HIDDEN, LOW = "hidden", "low scores"  # of hide_values and low_scores, beside th
 # h, hk, nq, nk, causal, seqlens_k of 2 batch entries; first those that show most with fewest tiles
 PROBLEMS = {
     "ragged": (1, 1, 65, 300, False, None),
+    "causal, moved by half a tile": (1, 1, 320, 384, True, (384, 100)),
     "causal, ragged": (2, 2, 130, 200, True, None),
     "grouped heads, lengths": (4, 2, 130, 260, False, (0, 257)),
     "causal, rows that see nothing": (2, 1, 257, 129, True, None),
     "causal": (2, 1, 256, 256, True, None),
-    "causal, moved by half a tile": (1, 1, 320, 384, True, (384, 100)),
     "whole tiles": (2, 2, 256, 384, False, None),
 }
 
@@ -105,6 +107,16 @@ def answers(stage, tensors, options, seed, config=None, backward=True):
         return o, lse, *stage.launch.backward(q, k, v, o, lse, dO, *options)
 
 
+@lru_cache
+def shipped(name, config, seed):
+    """What stage 9 answers to one of PROBLEMS; no gradients in the configuration THREE_CTAS."""
+    tensors, options, *_ = a_problem(name, CONFIGS[config])
+    with emulated(9) as stage:
+        # the backward pass at d = 64 is the same behind both configurations for it
+        made = getattr(stage.launch, config)
+        return answers(stage, tensors, options, seed, made, backward=config != "THREE_CTAS")
+
+
 def check(got, want, bounds):
     """Raise AssertionError where one of the answers is off by more than an honest one may be."""
     for x, true, bound, what in zip(got, want, bounds, WHAT, strict=False):
@@ -119,36 +131,52 @@ def check(got, want, bounds):
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_answers_are_exact_and_the_same_whatever_happens_when(config, name, seeds):
-    tensors, options, want, bounds = a_problem(name, CONFIGS[config])
+    *_, want, bounds = a_problem(name, CONFIGS[config])
+    first = shipped(name, config, seeds[0])
+    for seed in seeds:
+        got = shipped(name, config, seed)
+        check(got, want, bounds)
+        for x, y, what in zip(got, first, WHAT, strict=False):
+            assert what == "dq" or torch.equal(x, y)  # dq is added in any order
+
+
+@pytest.mark.parametrize("name", ["causal, ragged", "grouped heads, lengths"])
+def test_attend_and_its_gradients_go_the_whole_way_twice(name, monkeypatch):
+    """From the arguments to the launches, those of the second call being known."""
+    for reason in ("why_not", "why_not_dtype"):
+        monkeypatch.setattr(inputs, reason, lambda *_: None)
+    (*qkv, dO), (causal, seqlens_k), (o, _, *grads), (bound, _, *bounds) = a_problem(name, 64)
+    options = {"causal": causal, "seqlens_k": seqlens_k}
     with emulated(9) as stage:
-        first = None
-        for seed in seeds:
-            made = getattr(stage.launch, config)
-            # the backward pass at d = 64 is the same behind both configurations for it
-            got = answers(stage, tensors, options, seed, made, backward=config != "THREE_CTAS")
-            check(got, want, bounds)
-            first = first or got
-            for x, y, what in zip(got, first, WHAT, strict=False):
-                assert what == "dq" or torch.equal(x, y)  # dq is added in any order
+        for _ in range(2):
+            got = everything(stage, *qkv, dO, **options)
+            for x, true, most in zip(got, (o, *grads), (bound, *bounds), strict=True):
+                assert_close(x, true, most)
+            assert torch.equal(stage.attend(*qkv, **options), got[0])
+
+
+each_kernel = pytest.mark.parametrize(
+    "config", ["THREE_CONSUMERS", "TWO_CONSUMERS", "D_192", "D_256"]
+)
 
 
 @pytest.mark.parametrize("name", ["whole tiles", "grouped heads, lengths", "causal, ragged"])
-@pytest.mark.parametrize("d", [64, 128, 192, 256])
-def test_gradients_of_keys_and_values_alone_have_the_same_bits(d, name):
-    (q, k, v, dO), options, *_ = a_problem(name, d)
+@each_kernel
+def test_gradients_of_keys_and_values_alone_have_the_same_bits(config, name):
+    (q, k, v, dO), options, *_ = a_problem(name, CONFIGS[config])
+    o, lse, _, *want = shipped(name, config, 0)
     with emulated(9) as stage:
-        o, lse, _, *want = answers(stage, (q, k, v, dO), options, 0)
         backward = stage.launch.backward
         dq, *got = backward(q, k, v, o, lse, dO, *options, wanted=(False, True, True))
     assert dq is None
     assert all(map(torch.equal, got, want))
 
 
-@pytest.mark.parametrize("d", [64, 128, 192, 256])
-def test_gradients_left_in_float32_round_to_those_in_16_bits(d):
-    (q, k, v, dO), options, *_ = a_problem("causal, ragged", d)
+@each_kernel
+def test_gradients_left_in_float32_round_to_those_in_16_bits(config):
+    (q, k, v, dO), options, *_ = a_problem("causal, ragged", CONFIGS[config])
+    o, lse, dq, *want = shipped("causal, ragged", config, 0)
     with emulated(9) as stage:
-        o, lse, dq, *want = answers(stage, (q, k, v, dO), options, 0)
         wanted = True, True, True
         wide = stage.launch.launch_for(q, k, v, o, lse, dO, *options, wanted, wide=True)
     assert {x.dtype for x in wide} == {torch.float32}
@@ -239,12 +267,17 @@ def test_each_variant_is_exact_whatever_happens_when(variant, tmp_path):
 
 
 @contextmanager
-def some_mistake(*change):
-    """Stage 9 with a text replaced, which has to be found: a wrong number, nobody who can go on, or
+def some_mistake(*change, of=9):
+    """A stage with a text replaced, which has to be found: a wrong number, nobody who can go on, or
     a misuse of the machine.
     """
-    with emulated(9, [change]) as stage, pytest.raises((AssertionError, Misuse, Stuck)):
+    with emulated(of, [change]) as stage, pytest.raises((AssertionError, Misuse, Stuck)):
         yield stage
+
+
+def left_out(text, line):
+    """`text`, the last line of which is `line`, with pass in the place of that."""
+    return text.removesuffix(line) + line[: -len(line.lstrip())] + "pass\n"
 
 
 def try_problem(stage, name, config, seed, backward=True):
@@ -295,8 +328,7 @@ def synchronising():
 
 @pytest.mark.parametrize(("text", "line", "file", "configs"), [*synchronising()])
 def test_nothing_that_waits_or_releases_can_be_left_out(text, line, file, configs):
-    without = text.removesuffix(line) + line[: -len(line.lstrip())] + "pass\n"
-    with some_mistake(text, without) as stage:
+    with some_mistake(text, left_out(text, line)) as stage:
         first, *others = PROBLEMS
         for seed, name, config in product(range(4), (first, HIDDEN, *others), configs):
             try_problem(stage, name, config, seed, backward=file != "forward.py")
