@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-HERE = Path(__file__).parent
-TOOLS = HERE.parents[1] / "tools"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -21,22 +20,23 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-class Script:
-    """A script in which kernels are compiled: interpreted ones are in this process.
+class Compiler:
+    """cubins.py, which compiles kernels and reads what came of it: in this process they are
+    interpreted.
 
     It is kept for the tests to come: to start it takes as long as to compile some kernels.
     """
 
-    def __init__(self, path, cache, log):
+    def __init__(self, cache, log):
         """`cache`: the folder in which Triton keeps what it compiles; `log`: one for its errors."""
-        paths = [os.environ.get("LADDER_TRITON"), str(HERE.parents[1]), *sys.path]
+        paths = [os.environ.get("LADDER_TRITON"), str(ROOT), *sys.path]
         changes = {
             "TRITON_INTERPRET": "0",
             "TRITON_CACHE_DIR": str(cache),
             "TRITON_DISABLE_LINE_INFO": "1",  # which no code depends on, and which takes its time
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
-        self.path, self.errors = path, log / "errors"
+        self.errors = log / "errors"
         self.environment, self.process = os.environ | changes, None
 
     def answers(self, *jobs):
@@ -44,7 +44,7 @@ class Script:
         if self.process is None:
             with self.errors.open("wb") as file:
                 self.process = subprocess.Popen(
-                    [sys.executable, str(self.path)], env=self.environment, text=True,
+                    [sys.executable, "tools/cubins.py"], cwd=ROOT, env=self.environment, text=True,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,
                 )  # fmt: skip
         try:
@@ -58,7 +58,7 @@ class Script:
         self.process.stdin.flush()
         if line := self.process.stdout.readline():
             return json.loads(line)
-        raise AssertionError(f"{self.path.name} ended at {job}:\n{self.errors.read_text()}")
+        raise AssertionError(f"cubins.py ended at {job}:\n{self.errors.read_text()}")
 
     def end(self):
         """End it; the next job starts it anew."""
@@ -70,15 +70,6 @@ class Script:
 
 @pytest.fixture(scope="session")
 def compiler(cubins, tmp_path_factory):
-    """cubins.py, which compiles kernels and reads what came of it."""
-    script = Script(TOOLS / "cubins.py", cubins, tmp_path_factory.mktemp("compiler"))
-    yield script
-    script.end()
-
-
-@pytest.fixture(scope="session")
-def launcher(cubins, tmp_path_factory):
-    """fake_driver.py, which launches stage 9's kernels on a GPU that is not there."""
-    script = Script(HERE / "fake_driver.py", cubins, tmp_path_factory.mktemp("launcher"))
-    yield script
-    script.end()
+    compiler = Compiler(cubins, tmp_path_factory.mktemp("compiler"))
+    yield compiler
+    compiler.end()
