@@ -40,13 +40,14 @@ def pytest_collection():
 def slow_first(items, workers):
     """`items` in such an order that each worker has its slow tests first, and no long one last.
 
-    pytest-xdist gives each worker a run of neighbours. The short ones are those of the stages:
-    they start no process.
+    pytest-xdist gives each worker a run of neighbours. The longest ones compile kernels; the short
+    ones are those of the stages: they start no process.
     """
-    classes = [[], [], []]
+    classes = [[], [], [], []]
     for item in items:
-        quick = "tests/stages/" in item.nodeid
-        classes[0 if item.get_closest_marker("slow") else 1 + quick].append(item)
+        compiles, quick = "cubins" in item.fixturenames, "tests/stages/" in item.nodeid
+        slow = item.get_closest_marker("slow")
+        classes[1 - compiles if slow else 2 + quick].append(item)
     shares = [
         some[len(some) * worker // workers : len(some) * (worker + 1) // workers]
         for worker in range(workers)
