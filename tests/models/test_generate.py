@@ -168,21 +168,16 @@ def test_no_token_is_written_before_it_is_asked_for(tmp_path, monkeypatch):
     assert writing.load(order["save"])[0].shape.block == 23
 
 
-# a stage that is wrong where there are fewer queries than keys: with a cache alone
-OFF = """
-import stages
-from stages.contract import Stage
-STAGE = Stage(number=90, name="off", title="off", idea="a fake", options=("causal",))
-three = stages.by_number(3).attend
-
-
-def attend(q, k, v, *, causal=False):
-    return {sign}three(q, k, v, causal=causal) if q.shape[2] < k.shape[2] else three(q, k, v, causal=causal)
-"""  # noqa: E501
-
-
 def run_command(*arguments, cwd):
     return in_turn("generate", "--device", "cpu", "--prompt", "", *arguments, cwd=cwd)
+
+
+def write_one(*arguments, cwd):
+    """The record of a command that writes one text, and what it printed."""
+    done = run_command(*arguments, "--out", "run.jsonl", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    [record] = jsonl.read(cwd / "run.jsonl", "generate")[1]
+    return record, done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -230,13 +225,11 @@ def test_a_record_of_another_stage_than_its_run_had_is_refused(model, tmp_path):
 
 
 def test_stage_8_interpreted_writes_the_same_and_shows_no_speed(model, tmp_path):
-    options = ("--stage", 8, "--context", 20, "--load", model[0], "--out", "run.jsonl")
-    done = run_command(*options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    [record] = jsonl.read(tmp_path / "run.jsonl", "generate")[1]
+    options = ("--stage", 8, "--context", 20, "--load", model[0])
+    record, shown = write_one(*options, cwd=tmp_path)
     assert (record["mode"], record["tokens"], record["page_size"]) == ("interpreted", 4, 16)
     assert record["tokens_per_s"] is record["cached_tokens_per_s"] is None
-    assert "tokens/s" not in done.stdout and "pages of 16" in done.stdout
+    assert "tokens/s" not in shown and "pages of 16" in shown
     of_three = jsonl.read(model[0].with_name("run.jsonl"), "generate")[1][1]
     assert record["text"] == of_three["text"][:4]
 
@@ -256,10 +249,8 @@ def test_what_ladder_train_saves_is_loaded(tmp_path):
         near = [torch.allclose(a, b, atol=1e-5) for a, b in pairs]
         assert all(near) == same
     assert alphabet == "".join(run.alphabet)
-    options = ("--load", "new/gpt.pt", "--context", 20, "--tokens", 8, "--out", "run.jsonl")
-    done = run_command(*options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    [record] = jsonl.read(tmp_path / "run.jsonl", "generate")[1]
+    options = ("--load", "new/gpt.pt", "--context", 20, "--tokens", 8)
+    record, _ = write_one(*options, cwd=tmp_path)
     assert record["same"] and len(record["text"]) == 8
 
 
@@ -281,41 +272,47 @@ def test_a_file_that_cant_be_saved_is_said_before_anything_is_trained(tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
-# wrong with a cache and without: the tokens are the same
-WRONG = """
+FAKE = """
+import time
 import stages
 from stages.contract import Stage
-STAGE = Stage(number=90, name="off", title="off", idea="a fake", options=("causal",))
+STAGE = Stage(number=90, name="off", title="off", idea="a fake", options=("causal",), {fields})
 
 
 def attend(q, k, v, *, causal=False):
-    return 1.01 * stages.by_number(3).attend(q, k, v, causal=causal)
+    {before}
+    return ({factor}) * stages.by_number(3).attend(q, k, v, causal=causal)
 """
-# right at the context's length, wrong as soon as there are more tokens
-TAIL = WRONG.replace("1.01", "(1.0 if k.shape[2] % 20 == 0 else 1.01)")
 
 
-# wrong, and says that it is, or that it can't be asked
-MODEST = WRONG.replace('idea="a fake"', 'idea="a fake", exact_up_to=8')
-ABSENT = WRONG.replace('idea="a fake"', 'idea="a fake", few_queries=True').replace(
-    "    return", "    raise stages.contract.StageUnavailable('not here')\n    return"
-)
+def fake(factor="1.0", fields="", before="pass"):
+    """The text of a stage whose output is `factor` times what it should be."""
+    return FAKE.format(factor=factor, fields=fields, before=before)
+
+
+ABSENT = "raise stages.contract.StageUnavailable('not here')"
 
 
 @pytest.mark.parametrize(
-    ("fake", "why"),
+    ("text", "why"),
     [
-        (OFF.format(sign=""), ""),
-        (OFF.format(sign="-"), "wrong: before it wrote: max error"),
-        (OFF.format(sign="no_such_name * "), "crashed: before it wrote: NameError"),
-        (WRONG, "wrong: before it wrote: max error"),
-        (TAIL, "wrong: before it wrote: max error"),
-        (MODEST, "wrong-by-design: before it wrote: declared exact up to Nk = 8 only"),
-        (ABSENT, "skipped: before it wrote"),
+        (fake(), ""),
+        # where there are fewer queries than keys: with a cache alone
+        (fake("-1.0 if q.shape[2] < k.shape[2] else 1.0"), "wrong: before it wrote: max error"),
+        (fake("x if q.shape[2] < k.shape[2] else 1.0"), "crashed: before it wrote: NameError"),
+        # with a cache and without: the tokens are the same
+        (fake("1.01"), "wrong: before it wrote: max error"),
+        # as soon as there are more tokens than the context has
+        (fake("1.0 if k.shape[2] % 20 == 0 else 1.01"), "wrong: before it wrote: max error"),
+        (
+            fake("1.01", "exact_up_to=8"),
+            "wrong-by-design: before it wrote: declared exact up to Nk = 8 only",
+        ),
+        (fake(fields="few_queries=True", before=ABSENT), "skipped: before it wrote"),
     ],
 )
-def test_only_what_is_judged_to_be_right_writes(model, tmp_path, fake, why):
-    (tmp_path / "off.py").write_text(fake)
+def test_only_what_is_judged_to_be_right_writes(model, tmp_path, text, why):
+    (tmp_path / "off.py").write_text(text)
     options = ("--stage", "off.py", "--context", 20, "--tokens", 8, "--load", model[0])
     done = run_command(*options, cwd=tmp_path)
     assert done.returncode == bool(why), done.stderr
@@ -325,17 +322,14 @@ def test_only_what_is_judged_to_be_right_writes(model, tmp_path, fake, why):
 
 def test_a_clock_that_a_stage_has_changed_makes_no_speed(model, tmp_path):
     """Two layers: a token takes 10 ms at least, whatever the process that writes says."""
-    slow = WRONG.replace("return 1.01 *", "time.sleep(0.005)\n    return")
     clock = (
         "import sys, time\nreal = time.perf_counter\n"
         "if 'attention_ladder.models.training.writing' in sys.modules:  # not where it is checked\n"
         "    time.perf_counter = lambda: real() / 1000\n"
     )
-    (tmp_path / "off.py").write_text(clock + slow)
+    (tmp_path / "off.py").write_text(clock + fake(before="time.sleep(0.005)"))
     options = ("--stage", "off.py", "--context", 20, "--tokens", 8, "--load", model[0])
-    done = run_command(*options, "--out", "run.jsonl", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    [record] = jsonl.read(tmp_path / "run.jsonl", "generate")[1]
+    record, _ = write_one(*options, cwd=tmp_path)
     assert 0 < record["tokens_per_s"] < 100 and 0 < record["cached_tokens_per_s"] < 100
 
 
