@@ -43,6 +43,22 @@ def test_a_launch_has_a_cta_for_each_place_and_heads_that_fit_the_cache(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("multiprocessors", [3, 132])
+@pytest.mark.parametrize(("d", "BLOCK_M", "kernels"), [(128, 64, 1), (40, 128, 1), (200, 64, 2)])
+def test_a_backward_pass_has_a_cta_for_each_place_and_one_for_each_block_of_rows(
+    d, BLOCK_M, kernels, multiprocessors, monkeypatch
+):
+    monkeypatch.setattr(STAGE.launch, "multiprocessors", lambda device: multiprocessors)
+    kind = (B, H, NQ, d), (B, HK, NK, d), torch.device("cpu"), True, False, True
+    strides = torch.empty(kind[0]).stride()
+    found = STAGE.launch.backward_launches.__wrapped__(*kind, strides, strides, strides[:3])
+    rows = -(-NQ // BLOCK_M), H, B
+    assert found.preprocess.grid == found.postprocess.grid == rows
+    assert found.preprocess.options["BLOCK_M"] == found.postprocess.options["BLOCK_M"] == BLOCK_M
+    keys = min(multiprocessors, B * HK * -(-NK // 128))
+    assert [launch.grid for launch in found.main] == [(keys,)] * kernels
+
+
 @pytest.mark.parametrize("heads", [1, 2, 7, 40, 256])
 def test_sections_are_as_few_as_can_be_and_none_has_more_heads_than_it_needs(heads):
     for most in range(heads + 2):
