@@ -115,11 +115,7 @@ class Child:
         self.base_bytes, self.memory = self.memory_bytes(), memory
 
     def send(self, message: Message) -> None:
-        """Send a message to the child; nothing happens where it has ended.
-
-        One that starts nothing, as a judge, goes on where another child has stopped it.
-        """
-        wake(self.process.pid)
+        """Send a message to the child; nothing happens where it has ended."""
         with self.closing, contextlib.suppress(OSError):
             self.connection.send_bytes(json.dumps(message).encode())
 
@@ -137,7 +133,10 @@ class Child:
         return message
 
     def next_message(self) -> Message | None:
-        """The child's next message; None where none comes within POLL. Raises as `receive` does."""
+        """The child's next message; None where none comes within POLL. Raises as `receive` does.
+
+        A child that starts nothing, as a judge, goes on where another child has stopped it.
+        """
         # a child that has ended may have sent messages before, which are still in the pipe
         ended = not self.process.is_alive()
         try:
@@ -148,6 +147,8 @@ class Child:
             raise ChildFailed(*self.how_it_ended())
         if data:
             return self.parse(data)
+        if not ended:  # its number may be another process's by now
+            wake(self.process.pid)
         self.watch()
         return None
 

@@ -165,12 +165,14 @@ def fill_outcomes(
     world = comparison.problem.world > 1
     apart = not world and not all(outcome.stage.ours for outcome in together)
 
-    def run(outcomes: Sequence[Outcome]) -> list[Failure]:
+    def run(outcomes: Sequence[Outcome], at_once: bool = True) -> list[Failure]:
         groups = [[outcome] for outcome in outcomes] if apart else [outcomes]
-        return in_processes(comparison, groups, judge, tell)
+        return in_processes(comparison, groups, judge, tell, at_once)
 
-    def run_without_failed(outcomes: Sequence[Outcome]) -> tuple[Sequence[Outcome], list[Failure]]:
-        failures = run(outcomes)
+    def run_without_failed(
+        outcomes: Sequence[Outcome], at_once: bool = True
+    ) -> tuple[Sequence[Outcome], list[Failure]]:
+        failures = run(outcomes, at_once)
         while world and any(failures) and len(left := remaining(outcomes)) < len(outcomes):
             for outcome in left:
                 outcome.forget()
@@ -186,7 +188,8 @@ def fill_outcomes(
             for failure in run([outcome]):
                 if failure is not None:
                     outcome.drop(*failure)
-        together, failures = run_without_failed(remaining(together))
+        # loading one after another: one may have been late only because of the others
+        together, failures = run_without_failed(remaining(together), at_once=False)
         where = "beside the others" if apart or world else "of all in one process"
         failures = [
             failure and (failure[0], f"sound alone, but {where}: {failure[1]}")
@@ -202,9 +205,11 @@ def fill_outcomes(
 
 def in_processes(
     comparison: Comparison, groups: Sequence[Sequence[Outcome]], judge: Judge, tell: Say,
+    at_once: bool = True,
 ) -> list[Failure]:  # fmt: skip
     """Check each group of stages in its own process, time them in turns, check them again.
 
+    They load at the same time if `at_once`, else one after another.
     Returns the failure of each group's process, None where it did not fail. Raises NoVerdict where
     nothing can be checked.
     """
@@ -214,11 +219,11 @@ def in_processes(
             for outcomes in groups
         ]
         tell("the stages load, stage 3 in float64 is computed")
-        for each in started:
-            each.attempt(each.start)
-        loading = started
-        while loading := [each for each in loading if each.still_loads()]:
-            pass  # all at once, and each watched
+        for loading in [started] if at_once else [[each] for each in started]:
+            for each in loading:
+                each.attempt(each.start)
+            while loading := [each for each in loading if each.still_loads()]:
+                pass  # each is watched
         if any(each.loaded for each in started):
             judge.open()  # before the first call: a stage that tunes itself needs the GPU alone
         for each in started:

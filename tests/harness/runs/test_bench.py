@@ -292,6 +292,36 @@ def test_users_files_are_loaded_at_the_same_time(make_stage, monkeypatch):
     assert {path.with_suffix(".loads").read_text() for path in (one, two)} == {"xx"}
 
 
+# never loads while the other one does
+DISTURBED = """
+import os, psutil
+
+def loads(name):
+    path = Path(__file__).with_name(name + ".loads")
+    return path.exists() and psutil.pid_exists(int(path.read_text() or os.getpid()))
+
+Path(__file__).with_suffix(".loads").write_text(str(os.getpid()))
+time.sleep(1.0)
+while loads({other!r}):
+    time.sleep(0.01)
+Path(__file__).with_suffix(".loads").unlink()
+"""
+
+
+@pytest.mark.slow
+def test_files_that_are_late_only_beside_each_other_are_loaded_one_after_another(
+    make_stage, monkeypatch
+):
+    monkeypatch.setattr(StageInfo, "ours", False)
+    monkeypatch.setattr(process, "LEAST_LOAD", 3.0)
+    one, two = (
+        make_stage(own, more=DISTURBED.format(other=other))
+        for own, other in (("one", "two"), ("two", "one"))
+    )
+    limits = replace(LIMITS, budget=3.0)
+    assert found(hold(one, two, limits=limits)) == {"one": "ok", "two": "ok"}
+
+
 def test_the_share_of_skipped_tiles_is_recorded_where_a_stage_counts_it(make_stage):
     """One that raises or gives no share keeps its time all the same."""
     ratio = "def skip_ratio(q, k, v, *, causal=False, seqlens_k=None):\n    return {}"
