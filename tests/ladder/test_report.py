@@ -2,6 +2,8 @@
 
 from ladder_command import ROOT, run_here
 
+from ladder import report
+
 TOUR = ROOT / "results" / "cpu" / "tour.jsonl"
 
 
@@ -11,6 +13,7 @@ def test_it_makes_one_file_that_names_no_other(capsys, tmp_path):
     out.write_text("<!doctype html>")
     code, said, _ = run_here(capsys, "report", TOUR, again, "--out", out)
     assert code == 0 and said.startswith(f"{out}: ") and "1 file of records" in said
+    assert out.read_bytes().startswith(report.BEGINS)  # so it may be written over, too
     page = out.read_text(encoding="utf-8")
     assert "<!-- put" not in page and page.count("<script") == 3
     assert not any(f'{name}="http' in page for name in ("src", "href"))

@@ -1,6 +1,7 @@
 """What stage 9 and its variants launch, and that Triton compiles each variant; no GPU is needed."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import make_variants
 import pytest
@@ -24,6 +25,12 @@ def launched(stage, d, causal, lengths=False):
     kind = (B, H, NQ, d), (B, HK, NK, d), torch.bfloat16, torch.device("cpu"), causal, lengths
     found, numbers = stage.launch.forward_launch.__wrapped__(*kind, False, config)
     return {"grid": found.grid, "section": numbers[6], **found.options}
+
+
+def test_the_multiprocessors_are_the_gpus(monkeypatch):
+    gpu = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    assert STAGE.launch.multiprocessors.__wrapped__(torch.device("cpu")) == 132
 
 
 @pytest.mark.parametrize("multiprocessors", [3, 132])
