@@ -1,7 +1,6 @@
 """GPU tests run where there is a GPU, and are left out, by name, where there is none."""
 
 import contextlib
-import functools
 import gc
 import os
 
@@ -10,7 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
-import typer
+from turns import make_the_parser_once
 
 from harness.isolation import fork_server
 from harness.isolation.lean_interpreter import make_lean
@@ -79,8 +78,7 @@ def lean_interpreter():
 
 @pytest.fixture(autouse=True, scope="session")
 def one_parser():
-    """The command line's parser is made for the first command here, not for each."""
-    typer.main.get_command = functools.cache(typer.main.get_command)
+    make_the_parser_once()
 
 
 @pytest.fixture

@@ -265,8 +265,6 @@ def test_no_stage_is_told_of_what_another_did(make_stage):
 
 # loaded once to be described; then it waits until another one is loaded as well
 WAITS = """
-from pathlib import Path
-
 def times(name):
     path = Path(__file__).with_name(name + ".loads")
     return len(path.read_text()) if path.exists() else 0
