@@ -1,6 +1,7 @@
 """GPU tests run where there is a GPU, and are left out, by name, where there is none."""
 
 import contextlib
+import functools
 import gc
 import os
 
@@ -9,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
-from turns import make_the_parser_once
+import typer
 
 from harness.isolation import fork_server
 from harness.isolation.lean_interpreter import make_lean
@@ -78,7 +79,8 @@ def lean_interpreter():
 
 @pytest.fixture(autouse=True, scope="session")
 def one_parser():
-    make_the_parser_once()
+    """The command line's parser is made for the first command here, not for each."""
+    typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 @pytest.fixture
