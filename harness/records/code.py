@@ -118,15 +118,15 @@ def behind(stage: int | Path) -> list[Path]:
     Of stages/common/ only COMMON: the rest checks input, launches, and computes nothing. A file of
     a folder that no other imports, such as a smaller version of a stage, is behind itself only.
     """
-    found: dict[Path, None] = {}
+    found: list[Path] = []
     first, *others = files_of(stage)
     left = [first, *(path for path in others if path.suffix != ".py")]
     while left:
         path = left.pop(0)
         if path not in found:
-            found[path] = None
+            found.append(path)
             left += imported(path, path.read_bytes() if path.suffix == ".py" else b"")
-    return [*found]
+    return found
 
 
 @functools.cache
