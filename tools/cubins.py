@@ -187,13 +187,14 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
         return module.attention_kernel, {"SLOTS": 2}, descriptors
     module = getattr(module, "launch", module)
     blocks: dict[str, Any]
-    two_passes = getattr(module, "TWO_PASS", {})
+    two_passes = getattr(module, "TWO_PASS", {}).get(d, {})
     if name in two_passes:
-        config = two_passes[name] | {"SECOND_D": 64 if d <= 192 else 128}
+        config = dict(two_passes[name])
+        BLOCK_D = d // config["PARTS"]
         if name == "VALUES":
             config["DQ"] = False
-        blocks = dict.fromkeys(("q", "do"), ((1, 1, 64, 128), 128)) | {"rows": ((1, 1, 2, 64), 0)}
-        blocks |= dict.fromkeys("kv", ((1, 1, 128, 128), 128))
+        blocks = dict.fromkeys(("q", "do"), ((1, 1, 64, BLOCK_D), 128))
+        blocks |= dict.fromkeys("kv", ((1, 1, 128, BLOCK_D), 128)) | {"rows": ((1, 1, 2, 64), 0)}
         return module.two_pass_kernel, config, blocks
     if name != "BACKWARD":
         chosen = module.plan(d, False, 4096) if name == "plan" else getattr(module, name)

@@ -104,7 +104,7 @@ def digests() -> None:
             except ImportError:
                 continue
             for name in [config] if config else ["BACKWARD", "CONFIGS"]:
-                if name in names or name in names.get("TWO_PASS", ()):
+                if name in names or name in names.get("TWO_PASS", {}).get(d, ()):
                     cubins.compile_gluon(place, d, dtype, name, flags)
                     return True
         return False

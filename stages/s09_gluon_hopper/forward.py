@@ -35,14 +35,14 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32; -inf - -inf would b
 
 
 @gluon.jit
-def load_parts(pipe, desc, b, h, row, count, PARTS: gl.constexpr, TOGETHER: gl.constexpr = False):
+def load_parts(pipe, desc, b, h, row, count, PARTS: gl.constexpr, FIRST: gl.constexpr = 0):
     """Load tile `count` of a pipeline, a head's rows from `row` on; each part of d has a slot.
 
-    TOGETHER: those are released at once, by the release of the first one.
+    FIRST: the first part that is loaded.
     """
-    for i in gl.static_range(PARTS):
+    for i in gl.static_range(FIRST, PARTS):
         column = i * desc.block_shape[3]
-        pipe.producer_load(desc, [b, h, row, column], PARTS * count + i, TOGETHER and i > 0)
+        pipe.producer_load(desc, [b, h, row, column], PARTS * count + i, i % pipe.TOGETHER > 0)
 
 
 @gluon.jit
@@ -64,7 +64,7 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, q_pipes, k_pipe, v_pipe, sched
         start_n = problem.first_key(0, n_tiles, Nk_valid)
         load_parts(k_pipe, k_desc, b, h_k, start_n, kv_count, PARTS)
         for c in gl.static_range(problem.BLOCK_M // 64):
-            load_parts(q_pipes[c], q_desc, b, h, start_m + 64 * c, q_count, PARTS, True)
+            load_parts(q_pipes[c], q_desc, b, h, start_m + 64 * c, q_count, PARTS)
         for j in range(1, n_tiles):
             before, start_n = start_n, problem.first_key(j, n_tiles, Nk_valid)
             if problem.OVERLAP:
@@ -453,10 +453,10 @@ def attention_kernel(
     scheduler = make_scheduler(problem, blocks, heads, section, tiles, CONSUMERS)
     # two work tiles, or the parts of one, which are released together
     Q_SLOTS: gl.constexpr = 2 if PARTS == 1 else PARTS
-    RELEASES: gl.constexpr = 2 if PARTS == 1 else 1
-    q0 = make_pipeline(q_desc, Q_SLOTS, 1, Q_EMPTY)
-    q1 = make_pipeline(q_desc, Q_SLOTS, 1, Q_EMPTY + RELEASES) if CONSUMERS > 1 else q0
-    q2 = make_pipeline(q_desc, Q_SLOTS, 1, Q_EMPTY + 2 * RELEASES) if CONSUMERS > 2 else q1
+    RELEASES: gl.constexpr = Q_SLOTS // PARTS
+    q0 = make_pipeline(q_desc, Q_SLOTS, 1, Q_EMPTY, PARTS)
+    q1 = make_pipeline(q_desc, Q_SLOTS, 1, Q_EMPTY + RELEASES, PARTS) if CONSUMERS > 1 else q0
+    q2 = make_pipeline(q_desc, Q_SLOTS, 1, Q_EMPTY + 2 * RELEASES, PARTS) if CONSUMERS > 2 else q1
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()  # among the kernel's own four warps, before any role begins
     common = (o_desc, lse_ptr, k_pipe, v_pipe, scheduler, qk_scale)

@@ -142,13 +142,20 @@ BACKWARD: dict[int, dict[str, int]] = {
     for BLOCK_D, BLOCK_M in ((64, 128), (128, 64))
 }
 BACKWARD_BLOCK_N = 128
-# for d above 128, where tiles have 64 queries: dv, then dk and dq; a slot is 64 rows of 128 columns
-TWO_PASS: dict[str, dict[str, Any]] = {
-    name: {
-        "VALUES": name == "VALUES", "Q_SLOTS": Q_SLOTS, "DO_SLOTS": DO_SLOTS,
-        "CONSUMER_REGS": 240, "PRODUCER_REGS": 24,
+# for d above 128, by its padding, which goes in PARTS: dv, then dk and dq. A slot has a part of a
+# tile of 64 queries; TOGETHER of them are released at once
+TWO_PASS: dict[int, dict[str, dict[str, Any]]] = {
+    D: {
+        name: {
+            "VALUES": name == "VALUES", "PARTS": PARTS, "TOGETHER": TOGETHER,
+            "Q_SLOTS": Q_SLOTS, "DO_SLOTS": DO_SLOTS, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24,
+        }
+        for name, Q_SLOTS, DO_SLOTS in slots
     }
-    for name, Q_SLOTS, DO_SLOTS in (("VALUES", 4, 4), ("KEYS", 3, 2))
+    for D, PARTS, TOGETHER, slots in (
+        (192, 3, 3, (("VALUES", 9, 9), ("KEYS", 6, 6))),
+        (256, 2, 1, (("VALUES", 4, 4), ("KEYS", 3, 2))),
+    )
 }  # fmt: skip
 
 
@@ -268,10 +275,12 @@ class BackwardLaunches:
     of_dq: tuple[Any, ...]
 
 
-def backward_tile(d: int) -> tuple[int, int]:
-    """Return BLOCK_M and the columns of dQ's sums of the backward pass."""
-    BLOCK_D = 64 if d <= 64 else 128 if d <= 128 else 256
-    return BACKWARD[BLOCK_D]["BLOCK_M"] if BLOCK_D <= 128 else 64, BLOCK_D
+def backward_tile(d: int) -> tuple[int, int, int]:
+    """Return BLOCK_M of the backward pass, BLOCK_D of its inputs, and the columns of dQ's sums."""
+    if d > 128:
+        return 64, 64 if d <= 192 else 128, 256
+    BLOCK_D = 64 if d <= 64 else 128
+    return BACKWARD[BLOCK_D]["BLOCK_M"], BLOCK_D, BLOCK_D
 
 
 @functools.lru_cache(maxsize=MOST_KEPT)
@@ -282,12 +291,12 @@ def backward_launches(
     """Return a kind of problem's launches; `strides` are those of o, do and lse."""
     B, H, Nq, d = q_shape
     _, Hk, Nk, _ = k_shape
-    BLOCK_M, BLOCK_D = backward_tile(d)
+    BLOCK_M, BLOCK_D, sums_D = backward_tile(d)
     scale = d**-0.5
     blocks = -(-Nq // BLOCK_M)
     padded_rows = blocks * BLOCK_M
     # of the two small kernels
-    tile = {"BLOCK_M": BLOCK_M, "BLOCK_D": BLOCK_D, "num_warps": 4 if BLOCK_D <= 128 else 8}
+    tile = {"BLOCK_M": BLOCK_M, "BLOCK_D": sums_D, "num_warps": 4 if d <= 128 else 8}
     of_rows = (*itertools.chain(*strides), Nq, padded_rows, d)
     # Under a causal mask key heads whose queries, dO and sums of dQ fit the L2 cache together, so
     # that the longest work tiles come first. Else most are alike, and sums that are added to by all
@@ -301,18 +310,18 @@ def backward_launches(
         "EDGE": has_seqlens or Nk % BACKWARD_BLOCK_N != 0, "num_warps": 4,
     }  # fmt: skip
     main: tuple[Launch, ...]
-    if BLOCK_D <= 128:
+    if d <= 128:
         config = {key: x for key, x in BACKWARD[BLOCK_D].items() if key != "BLOCK_M"}
         main = (Launch(backward_kernel, grid, DQ=DQ, **constants, **config),)
     else:
-        constants["SECOND_D"] = 64 if d <= 192 else 128
+        passes = TWO_PASS[192 if d <= 192 else 256]
         main = (
-            Launch(two_pass_kernel, grid, DQ=False, **constants, **TWO_PASS["VALUES"]),
-            Launch(two_pass_kernel, grid, DQ=DQ, **constants, **TWO_PASS["KEYS"]),
+            Launch(two_pass_kernel, grid, DQ=False, **constants, **passes["VALUES"]),
+            Launch(two_pass_kernel, grid, DQ=DQ, **constants, **passes["KEYS"]),
         )
     sizes = (H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale)
     return BackwardLaunches(
-        rows=(B, H, 2, padded_rows), sums=(B, H, padded_rows, BLOCK_D) if DQ else (1, 1, 64, 64),
+        rows=(B, H, 2, padded_rows), sums=(B, H, padded_rows, sums_D) if DQ else (1, 1, 64, 64),
         preprocess=Launch(preprocess_kernel, (blocks, H, B), ZERO=DQ, **tile), of_rows=of_rows,
         main=main, sizes=sizes,
         postprocess=Launch(postprocess_kernel, (blocks, H, B), **tile),
@@ -345,8 +354,7 @@ def launch_backward(
     key = (launches, wide, *looks, *[x.data_ptr() for x in passed if x is not None])
     if launch_again(key):
         return dq, dk, dv
-    BLOCK_M, sums_D = backward_tile(q.shape[3])
-    BLOCK_D = min(sums_D, 128)  # of a descriptor
+    BLOCK_M, BLOCK_D, sums_D = backward_tile(q.shape[3])
     # copies where need be; the names keep them until all is launched, as descriptors don't
     q, q_desc = described(q, BLOCK_M, BLOCK_D)
     do, do_desc = described(do, BLOCK_M, BLOCK_D)

@@ -50,14 +50,20 @@ class Pipeline:
 
     tiles: gl.shared_memory_descriptor  # (slots, 1, 1, rows, BLOCK_D)
     full: gl.shared_memory_descriptor  # (slots, 1) mbarriers: consumers wait for the copy engine
-    first_empty: gl.constexpr  # the number of the first slot's named barrier; the others follow
+    first_empty: gl.constexpr  # the number of the first named barrier; the others follow
     threads: gl.constexpr  # of all consumers and the producer, which meet there
+    TOGETHER: gl.constexpr  # how many slots, one after another, are released at once
+
+    @gluon.jit
+    def empty(self, count):
+        """The number of the slot's named barrier."""
+        return count % self.tiles.shape[0] // self.TOGETHER + self.first_empty
 
     @gluon.jit
     def producer_acquire(self, count):
         """Wait until the slot has been released; in the first round it is empty."""
         slots: gl.constexpr = self.tiles.shape[0]
-        named_barrier("bar.sync", count % slots + self.first_empty, self.threads, count >= slots)
+        named_barrier("bar.sync", self.empty(count), self.threads, count >= slots)
 
     @gluon.jit
     def producer_load(self, desc, coordinates, count, ACQUIRED: gl.constexpr = False):
@@ -85,8 +91,7 @@ class Pipeline:
     @gluon.jit
     def consumer_release(self, count, pred=True):
         """Say that this consumer is done with the tile, if pred."""
-        number = count % self.tiles.shape[0] + self.first_empty
-        named_barrier("bar.arrive", number, self.threads, pred)
+        named_barrier("bar.arrive", self.empty(count), self.threads, pred)
 
     @gluon.jit
     def keep_alive(self):
@@ -95,8 +100,11 @@ class Pipeline:
 
 
 @gluon.jit
-def make_pipeline(desc, slots: gl.constexpr, consumers: gl.constexpr, first_empty: gl.constexpr):
+def make_pipeline(
+    desc, slots: gl.constexpr, consumers: gl.constexpr, first_empty: gl.constexpr,
+    TOGETHER: gl.constexpr = 1,
+):  # fmt: skip
     """A pipeline of `slots` tiles; first_empty: the number of its first named barrier."""
     shape: gl.constexpr = [slots, 1, 1, desc.block_shape[2], desc.block_shape[3]]
     tiles = gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
-    return Pipeline(tiles, make_mbarriers(slots, 1), first_empty, 128 * consumers + 32)
+    return Pipeline(tiles, make_mbarriers(slots, 1), first_empty, 128 * consumers + 32, TOGETHER)

@@ -144,7 +144,7 @@ def test_above_128_dv_is_computed_in_one_pass_and_dk_and_dq_in_another(d, DQ, la
     assert values["gradient_ptr"] is dv
     assert keys["gradient_ptr"] is dk
     assert (dq is not None, values["DQ"], keys["DQ"]) == (DQ, False, DQ)
-    assert {values["SECOND_D"], keys["SECOND_D"]} == {64 if d <= 192 else 128}
+    assert values["PARTS"] == keys["PARTS"] == (3 if d <= 192 else 2)
     assert ("postprocess_kernel" in launched.calls) == DQ
 
 
