@@ -64,9 +64,6 @@ from .forward import load_parts, matrix_layout, unknown_zero, zeros
 from .pipeline import Pipeline, make_pipeline, named_barrier
 from .schedule import Problem, make_scheduler
 
-# K's and V's pipelines have one named barrier each; from QUERIES_EMPTY on come Q's and dO's, to 13
-KEYS_STARTED = gl.constexpr(14)  # as S_STARTED in backward.py
-
 
 @aggregate
 class KeyParts:
@@ -229,12 +226,8 @@ def keys_mainloop(
         q0 = queries.part(queries.q, 0, q_count, True)
         # once the products run, they keep shared memory busy
         lse, delta = queries.row(q_count, 0, S), queries.row(q_count, 1, S)  # (BLOCK_M,)
-        if problem.DQ and c == 1:
-            named_barrier("bar.sync", KEYS_STARTED, 256)
         s = start_scores(k_parts, queries, queries.q, q_count, c, 1)
         dp = start_scores(v_parts, queries, queries.do, q_count, c, 0)
-        if problem.DQ and c == 0:
-            named_barrier("bar.arrive", KEYS_STARTED, 256)
         s = warpgroup_mma_wait(PARTS, deps=[s])  # all parts of dP still run
         p = gl.exp2(s * qk_scale - lse[None, :])  # (64, BLOCK_M)
         if MASKED:
@@ -351,6 +344,7 @@ def two_pass_kernel(
         seqlens_ptr if HAS_SEQLENS else counter_ptr,  # the counter stands in, and isn't read
         H, H // Hk, Nq, Nk, CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N, 0, 0, True,
     )  # fmt: skip
+    # named barriers: one each for K and V, then those for Q and dO, up to 14
     k_pipe = make_pipeline(k_desc, PARTS, 2, K_EMPTY, PARTS)
     v_pipe = k_pipe if VALUES else make_pipeline(v_desc, PARTS, 2, V_EMPTY, PARTS)
     q_pipe = make_pipeline(q_desc, Q_SLOTS, 2, QUERIES_EMPTY, TOGETHER)
