@@ -8,7 +8,8 @@ launched twice, and goes through the query tiles once each time:
     else        |S^T=K Q^T|dP^T=V dO^T|    |dK+=dS^T Q|dQ=dS K|dK+=dS^T Q|
                           | P = 2^(S-lse)| dS | to the other  | dQ out
 
-d goes in parts: three of 64 columns up to d = 192, two of 128 above.
+d goes in parts: three of 64 columns up to d = 192, two of 128 above. All of dK but its last part runs
+while the consumers wait for each other, that one while dQ goes out.
 
 Why S is computed twice: dK and dV of 128 keys and d = 256 are 2 * 128 * 256 float32, all registers
 of a multiprocessor. With 64 keys in one pass, as published kernels have it, Q, dO and the sums of
@@ -25,9 +26,9 @@ dP 32, lse and -delta 32, and when S and dP are used up dQ 64. Shared memory in 
 
     d               K   V   dS  tiles of Q and of dO
     192  for VALUES 48          3 x 24, 3 x 24
-         else       48  48  32  2 x 24, 2 x 24
+         else       48  48  32  2 x 24, 24
     256  for VALUES 64          2 x 32, 2 x 32
-         else       64  64  16  1.5 x 32, 32           a part is loaded as soon as a slot is free
+         else       64  64  16  1.5 x 32, 32    a part is loaded as soon as a slot is free
 
 Nothing is left where sums of dQ could wait for the copy engine: threads add them to global memory
 from registers, 16 bytes each (after FlashAttention-3, which does so at d = 256).
@@ -223,7 +224,7 @@ def keys_mainloop(
     keys = start_n + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
     for i in range(first, end):
         zero = unknown_zero(q_count)
-        q0 = queries.part(queries.q, 0, q_count, True)
+        queries.part(queries.q, 0, q_count, True)
         # once the products run, they keep shared memory busy
         lse, delta = queries.row(q_count, 0, S), queries.row(q_count, 1, S)  # (BLOCK_M,)
         s = start_scores(k_parts, queries, queries.q, q_count, c, 1)
@@ -239,8 +240,10 @@ def keys_mainloop(
         if problem.DQ:
             ds_all = ds_smem.index(q_count % ds_smem.shape[0] + zero)  # (BLOCK_M, 128)
             ds_all.slice(64 * c, 64, 1).permute([1, 0]).store(ds)
-            # it runs while the consumers wait for each other
-            dk0 = warpgroup_mma(ds_left, q0, dk[0], is_async=True)
+        q = [queries.part(queries.q, x, q_count) for x in (0, 1, 2)[:PARTS]]
+        # they run while the consumers wait for each other
+        before = [warpgroup_mma(ds_left, q[x], dk[x], is_async=True) for x in (0, 1)[: PARTS - 1]]
+        if problem.DQ:
             fence_async_shared()
             named_barrier("bar.sync", DS_STORED, 256)
             dq_zero = zeros(queries.q.tiles.shape[4])
@@ -248,24 +251,19 @@ def keys_mainloop(
                 warpgroup_mma(ds_all, k_parts.part(x, zero), dq_zero, use_acc=False, is_async=True)
                 for x in (c, c + 2)[:DQ_PARTS]
             ]
-        else:
-            dk0 = warpgroup_mma(ds_left, q0, dk[0], is_async=True)
-        dk = [dk0] + [
-            warpgroup_mma(ds_left, queries.part(queries.q, x, q_count), dk[x], is_async=True)
-            for x in (1, 2)[: PARTS - 1]
-        ]
+        last = warpgroup_mma(ds_left, q[PARTS - 1], dk[PARTS - 1], is_async=True)
         if problem.DQ:
-            done = warpgroup_mma_wait(PARTS - 1, deps=[dk[0]] + dq)  # noqa: RUF005
-            queries.release(queries.q, 0, q_count)  # not before dQ is done: dS may have one place
+            done = warpgroup_mma_wait(1, deps=dq + before)
+            before = [done[DQ_PARTS + x] for x in (0, 1)[: PARTS - 1]]
+            queries.release(queries.q, PARTS - 2, q_count)  # after dQ: dS may have one place
             tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
             for x in gl.static_range(DQ_PARTS):
-                add_dq(done[1 + x], sums_ptr, tile, c + 2 * x)
-            dk0 = done[0]
+                add_dq(done[x], sums_ptr, tile, c + 2 * x)
         else:
-            dk0 = finish_part(dk[0], 0, queries, queries.q, q_count)
-        dk = [dk0] + [
-            finish_part(dk[x], x, queries, queries.q, q_count) for x in (1, 2)[: PARTS - 1]
-        ]
+            before = [
+                finish_part(before[x], x, queries, queries.q, q_count) for x in (0, 1)[: PARTS - 1]
+            ]
+        dk = before + [finish_part(last, PARTS - 1, queries, queries.q, q_count)]  # noqa: RUF005
         q_count += 1
     return dk, q_count
 

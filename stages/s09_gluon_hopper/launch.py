@@ -153,7 +153,7 @@ TWO_PASS: dict[int, dict[str, dict[str, Any]]] = {
         for name, Q_SLOTS, DO_SLOTS in slots
     }
     for D, PARTS, TOGETHER, slots in (
-        (192, 3, 3, (("VALUES", 9, 9), ("KEYS", 6, 6))),
+        (192, 3, 3, (("VALUES", 9, 9), ("KEYS", 6, 3))),
         (256, 2, 1, (("VALUES", 4, 4), ("KEYS", 3, 2))),
     )
 }  # fmt: skip
