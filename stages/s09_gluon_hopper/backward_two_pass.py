@@ -8,8 +8,8 @@ launched twice, and goes through the query tiles once each time:
     else        |S^T=K Q^T|dP^T=V dO^T|    |dK+=dS^T Q|dQ=dS K|dK+=dS^T Q|
                           | P = 2^(S-lse)| dS | to the other  | dQ out
 
-d goes in parts: three of 64 columns up to d = 192, two of 128 above. All of dK but its last part runs
-while the consumers wait for each other, that one while dQ goes out.
+d goes in parts: three of 64 columns up to d = 192, two of 128 above. All parts of dK but the last
+run while the consumers wait for each other, and that one while dQ goes out.
 
 Why S is computed twice: dK and dV of 128 keys and d = 256 are 2 * 128 * 256 float32, all registers
 of a multiprocessor. With 64 keys in one pass, as published kernels have it, Q, dO and the sums of

@@ -328,9 +328,9 @@ def test_products_of_both_passes_above_128_on_hopper_run_by_themselves(d, name, 
         flags, loops = job[-1], report["loops"]
         assert 0 < report["shared"] <= SHARED_LIMIT[90], job
         assert report["unset"] == [], job
-        # those below 5 are the compiler's; of K and V, a slot of a known number, and where
-        # consumers meet for dS
-        ours = {5} if name == "VALUES" else {5, 6, 10} if d == 256 else {5, 6}
+        # those below 5 are the compiler's; of K, of V, slots of known numbers, and where consumers
+        # meet for dS
+        ours = {5} if name == "VALUES" else {5, 6, 10} if d == 256 else {5, 6, 9}
         ours |= {15} if name == "KEYS" and flags != "keys" else set()
         assert {number for number in report["barriers"] if number >= 5} == ours, job
         # a step adds up 16 columns of d for S and dP; of 64 queries for dV and dK, of 128 keys for
@@ -349,9 +349,7 @@ def test_products_of_both_passes_above_128_on_hopper_run_by_themselves(d, name, 
             assert loop["HGMMA"] == steps + 8 * more, (job, loops)
         assert {config["CONSUMER_REGS"], config["PRODUCER_REGS"]} <= set(report["budgets"]), job
         if not OTHER_TRITON:  # another may spill
-            assert not any(loop["spills"] for loop in loops), (job, loops)
-            # of three parts consumer 0 has more addresses than the warp's own registers hold
-            assert max(loop["R2UR"] for loop in loops) <= 4 * (parts - 2), (job, loops)
+            assert not any(loop["spills"] + loop["R2UR"] for loop in loops), (job, loops)
 
 
 def test_a_register_that_one_of_two_ways_sets_is_found():
