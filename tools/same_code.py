@@ -9,8 +9,8 @@ bit: if so, an edit between the two changed neither the speed nor the results. N
 kernels and variables don't count. The exit code is 1 where something differs or is in one of the
 two only. With --note the records under results/ that have the code of a stage before are given its
 code of now, where all of its kernels are the same for the dtypes of the record, float32 in each way
-of multiplying it apart, for the widths that stage 9 pads its d to, and for its passes: the pages
-don't call them edited since.
+of multiplying it apart, for the widths that stage 9 pads its d to, and for its passes, and for what
+launches those kernels: the pages don't call them edited since.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 # where the kernels of stage 9 may be: now, and in checkouts before it was a folder
@@ -142,15 +142,36 @@ def compiled_by(checkout: Path) -> dict[str, str]:
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
-def codes_of(checkout: Path) -> dict[int, str]:
-    """The digest of the code behind each stage in a checkout (harness/records/code.py)."""
-    asked = "import json; from harness.records import code as c; print(json.dumps("
-    asked += "{c.number_of(x): c.code_of(c.number_of(x)) for x in c.built_in_files()}))"
+class Code(NamedTuple):
+    """The digests of all files behind a stage (harness/records/code.py), and of those of no kernel.
+
+    Files of stages 4 to 9 are left out of the second.
+    """
+
+    whole: str
+    rest: str
+
+
+ASKED = """
+import json
+from harness.records import code as c
+files = {c.number_of(x): x for x in c.built_in_files()}
+files |= {int(x.stem[1:].partition("_")[0]): x for x in c.rank_peer_files()}
+kernels = {f"s0{n}" for n in range(4, 10)}
+def rest(x):
+    others = sorted(y for y in c.behind(x) if c.part_of(y) not in kernels)
+    return " ".join(c.digest(y.read_bytes(), y.suffix == ".py") for y in others)
+print(json.dumps({n: (c.code_of(x), rest(x)) for n, x in files.items()}))
+"""
+
+
+def codes_of(checkout: Path) -> dict[int, Code]:
+    """The code behind each stage in a checkout, and behind what several ranks are compared with."""
     done = subprocess.run(
-        [sys.executable, "-S", "-P", "-c", asked], stdout=subprocess.PIPE, text=True, check=True,
+        [sys.executable, "-S", "-P", "-c", ASKED], stdout=subprocess.PIPE, text=True, check=True,
         cwd=checkout, env=os.environ | {"PYTHONPATH": str(checkout)},
     )  # fmt: skip
-    return {int(number): code for number, code in json.loads(done.stdout).items()}
+    return {int(number): Code(*code) for number, code in json.loads(done.stdout).items()}
 
 
 Kind = tuple[str, int, str]  # a dtype as `jobs` names it, one of WIDTHS, and one of PLACES
@@ -201,14 +222,17 @@ def widths_of(which: str, d: str) -> tuple[int, ...]:
 
 
 def note(
-    before: dict[int, str], now: dict[int, str], same: dict[int, set[Kind]], results: Path
+    before: dict[int, Code], now: dict[int, Code], same: dict[int, set[Kind]], results: Path
 ) -> list[str]:
     """Give the records in `results` the code of now for the stages that are the same.
 
-    `same` has the kinds for which each stage is (`kinds_of`). Returns the names of the files that
-    are changed.
+    `same` has the kinds for which each stage is (`kinds_of`). What launches stage 9's kernels, such
+    as stage 10, is the same where those are and all other files behind it. Returns the names of the
+    files that are changed.
     """
     changed = []
+    above = {n: same.get(9, set()) for n in now if n > 9 and n in before}
+    same = same | {n: kinds for n, kinds in above.items() if before[n].rest == now[n].rest}
     for path in sorted(results.glob("*/*.jsonl")):
         first, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True)
         env = json.loads(first)
@@ -216,9 +240,9 @@ def note(
         for stage in env.get("rungs", []):
             number = stage["stage"]
             kinds = kinds_of([cell for cell in cells if cell.get("stage") == number])
-            known = number in same and stage.get("code") == before.get(number)
+            known = number in {*same} & {*before} and stage.get("code") == before[number].whole
             if known and kinds <= same[number]:
-                stage["code"] = now[number]
+                stage["code"] = now[number].whole
         line = json.dumps(env, allow_nan=False) + "\n"
         if line != first:
             path.write_text("".join([line, *rest]), encoding="utf-8")

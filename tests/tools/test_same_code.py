@@ -4,6 +4,7 @@ import itertools
 import json
 
 import same_code
+from same_code import Code
 
 
 def test_only_records_with_the_code_of_before_are_noted(tmp_path):
@@ -14,7 +15,12 @@ def test_only_records_with_the_code_of_before_are_noted(tmp_path):
         env = {"kind": "env", "rungs": stages}
         (tmp_path / "gpu" / f"{name}.jsonl").write_text(json.dumps(env) + "\n" + rest)
     same = {6: {("float16", 64, "forward")}}
-    changed = same_code.note({6: "a", 7: "b"}, {6: "A", 7: "B"}, same, tmp_path)
+    changed = same_code.note(
+        {6: Code("a", "-"), 7: Code("b", "-")},
+        {6: Code("A", "-"), 7: Code("B", "-")},
+        same,
+        tmp_path,
+    )
     assert changed == ["gpu/same.jsonl"]
     first, *others = (tmp_path / "gpu" / "same.jsonl").read_text().splitlines(keepends=True)
     assert [stage["code"] for stage in json.loads(first)["rungs"]] == ["A", "b"]
@@ -45,11 +51,33 @@ def test_a_record_is_noted_where_its_own_kinds_came_out_the_same(tmp_path):
             "".join(json.dumps(x) + "\n" for x in lines)
         )
     same = {6: {("float16", 64, "forward"), ("float32", 64, "forward")}}
-    assert same_code.note({6: "a"}, {6: "A"}, same, tmp_path) == [
+    assert same_code.note({6: Code("a", "-")}, {6: Code("A", "-")}, same, tmp_path) == [
         "some/cpu.jsonl",
         "some/half.jsonl",
         "some/narrow.jsonl",
     ]
+
+
+def test_what_launches_stage_9_is_the_same_where_its_own_files_are(tmp_path):
+    (tmp_path / "gpus").mkdir()
+    rungs = [{"stage": 10, "code": "a"}, {"stage": 116, "code": "b"}, {"stage": 3, "code": "c"}]
+    cells = [{"stage": n, "dtype": "float16", "d": 64, "direction": "fwd"} for n in (10, 116, 3)]
+    path = tmp_path / "gpus" / "ring.jsonl"
+    lines = [json.dumps(x) + "\n" for x in ({"rungs": rungs}, *cells)]
+    before = {10: Code("a", "ring"), 116: Code("b", "one"), 3: Code("c", "")}
+    now = {10: Code("A", "ring"), 116: Code("B", "other"), 3: Code("C", "")}
+    for kinds, want in (({("float16", 64, "forward")}, "Abc"), (set(), "abc")):
+        path.write_text("".join(lines))
+        same_code.note(before, now, {9: kinds}, tmp_path)
+        noted = json.loads(path.read_text().splitlines()[0])["rungs"]
+        assert "".join(stage["code"] for stage in noted) == want
+
+
+def test_the_code_of_here_is_read_for_stages_and_what_ranks_are_compared_with():
+    found = same_code.codes_of(same_code.ROOT)
+    assert {*range(11), 116} <= {*found}
+    assert found[9].rest != found[9].whole
+    assert found[10].rest
 
 
 def test_a_stage_is_the_same_where_all_kernels_that_it_launches_are():
