@@ -202,12 +202,15 @@ def other_widths(name: str) -> str:
         return [next((c for c in cells if {**at, "nk": n}.items() <= c.items()), None)
                 for n in sizes]  # fmt: skip
 
+    def over(own: Record | None, peer: Record | None) -> str:
+        return "wrong" if peer and peer["status"] == "wrong" else ratios.show_speedup(own, peer)
+
     body = []
     for d, causal in combinations(ds, text.MASKS):
         ours = row(SHIPPED, d, causal)
-        over = ([*map(ratios.show_speedup, ours, row(peer, d, causal))] for peer in peers)
+        ahead = ([*map(over, ours, row(peer, d, causal))] for peer in peers)
         rates = [f"**{x}**" for x in map(rate, ours)]
-        body.append([d, text.MASKS[causal], *(" / ".join(each) for each in (rates, *over))])
+        body.append([d, text.MASKS[causal], *(" / ".join(each) for each in (rates, *ahead))])
     header = " | ".join(["d", "mask", "#9", *(f"#9 over {PEERS[x]}" for x in peers)])
     done = {"fwd": "forward", "bwd": "backward"}[cells[0]["direction"]]
     at = " / ".join(map(str, sizes))
@@ -215,6 +218,8 @@ def other_widths(name: str) -> str:
         f"TFLOP/s at N = {at}, the masked part not counted; bf16, {done}, B N = 16384, "
         f"{cells[0]['h']} heads; paired; -: not measured."
     )
+    if any("wrong" in str(field) for line in body for field in line):
+        note = note.removesuffix(".") + "; wrong: the peer's output is."
     return text.part(header, body, " ".join([note, *not_measured(env, cells)]), env)
 
 

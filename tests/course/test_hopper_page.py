@@ -124,7 +124,14 @@ def test_widths_have_a_row_for_each_mask_and_a_place_for_what_is_missing(tmp_pat
     assert header == ["d", "mask", "#9", "#9 over cuDNN"]
     assert rows[0] == ["80", "none", "**500** / **500**", "1.25x / 1.25x"]
     assert rows[-1] == ["256", "causal", "**500** / **-**", "- / -"]
-    assert "Of 8 problems 1 is not measured" in hopper.other_widths("wide")
+    page = hopper.other_widths("wide")
+    assert "Of 8 problems 1 is not measured" in page
+    assert "wrong" not in page
+    peer = {**records[1], "status": "wrong", "time_ms": None}
+    write_run(tmp_path / "wide.jsonl", make_bench_env(records, plan=records), [records[0], peer])
+    _, first, *_ = cells_of(page := hopper.other_widths("wide"))
+    assert first[-1] == "wrong"
+    assert "wrong: the peer's output is" in page
 
 
 def test_the_docs_say_what_a_launch_takes_and_that_graphs_were_replayed(tmp_path):
