@@ -449,9 +449,9 @@ def postprocess_kernel(
     head = b * tl.num_programs(1) + h
     sums = sums_ptr + (head * Nq_padded + start_m) * BLOCK_D
     flat = tl.load(sums + tl.arange(0, BLOCK_M * BLOCK_D))
-    # consumer (of d above 128 each has two), warp, 8 columns, row of 8, 2 columns, half, column
+    # 64 columns (of 128 rows the consumer), warp, 8 columns, row of 8, 2 columns, half, column
     held = tl.reshape(flat, (BLOCK_M * BLOCK_D // 4096, 4, 8, 8, 4, 2, 2))
-    if BLOCK_D == 64:  # 128 rows: the consumer says which rows
+    if BLOCK_D == 64:  # 128 rows: the first says which rows
         held = tl.permute(held, (0, 1, 5, 3, 2, 4, 6))
     else:  # 64 rows: which columns
         held = tl.permute(held, (1, 5, 3, 0, 2, 4, 6))

@@ -3,35 +3,41 @@
 Roles, masks, and the small kernels before and after are those of backward.py; one kernel is
 launched twice, and goes through the query tiles once each time:
 
-    for VALUES  |S^T=K Q^T|   |dV+=P^T dO|                             matrix unit
-                          | P |
-    else        |S^T=K Q^T|dP^T=V dO^T|    |dK+=dS^T Q|dQ=dS K|dK+=dS^T Q|
-                          | P = 2^(S-lse)| dS | to the other  | dQ out
+    dV (VALUES)     |S^T=K Q^T|   |dV+=P^T dO|                             matrix unit
+                              | P |
+    dK, dQ (KEYS)   |S^T=K Q^T|dP^T=V dO^T|    |dK+=dS^T Q|dQ=dS K|dK+=dS^T Q|
+                              | P = 2^(S-lse)| dS | to the other  | dQ out
 
 d goes in parts: three of 64 columns up to d = 192, two of 128 above. All parts of dK but the last
-run while the consumers wait for each other, and that one while dQ goes out.
+run while the consumers wait for each other; the last runs while dQ is added to its sums.
 
 Why S is computed twice: dK and dV of 128 keys and d = 256 are 2 * 128 * 256 float32, all registers
-of a multiprocessor. With 64 keys in one pass, as published kernels have it, Q, dO and the sums of
-dQ would move twice as often. For 64 queries, 128 keys and d = 256, in cycles of a multiprocessor
-(2,048 multiply-adds of the matrix unit, 128 bytes of shared memory) and in KB to and from the L2:
+of a multiprocessor; at d = 192 they are 192 of a thread's 240, which leaves too few for S and dP.
+With 64 keys in one pass, as published kernels have it, Q and dO would move as often as in these two
+passes together, the sums of dQ twice as often, and products would read more of shared memory. The
+slower unit decides: 6,656 cycles there, 2,048 + 4,096 here. Below are, for 64 queries, 128 keys and
+d = 256, cycles of a multiprocessor (2,048 multiply-adds of the matrix unit, 128 bytes of shared
+memory) and KB to and from the L2:
 
                         matrix unit   shared memory   L2
     64 keys, one pass   5,120         6,656           256   2,688 + 128 for P and dS + 512, twice
-    for VALUES          2,048         2,048           64    S 1,024, dV 512, Q and dO 512
-    else                4,096         3,968           128   S, dP 2,048, dK 512, dQ 768, dS 128, 512
+    dV                  2,048         2,048           64    S 1,024, dV 512, Q and dO 512
+    dK, dQ              4,096         3,968           128   S, dP 2,048, dK 512, dQ 768, dS 128,
+                                                            Q and dO 512
 
-Registers of a consumer's thread at d = 256, of 240: dV 128, S 32, P 16, lse 16; else dK 128, S 32,
-dP 32, lse and -delta 32, and when S and dP are used up dQ 64. Shared memory in KB, of 227:
+Registers of a consumer's thread at d = 256, of 240: dV 128, S 32, P 16, lse 16; in the other pass
+dK 128, S 32, dP 32, lse and -delta 32, and when S and dP are used up dQ 64. Shared memory in KB, of
+227:
 
-    d               K   V   dS  tiles of Q and of dO
-    192  for VALUES 48          3 x 24, 3 x 24
-         else       48  48  32  2 x 24, 24
-    256  for VALUES 64          2 x 32, 2 x 32
-         else       64  64  16  1.5 x 32, 32    a part is loaded as soon as a slot is free
+    d            K   V   dS  tiles of Q and of dO
+    192  dV      48          3 x 24, 3 x 24
+         dK, dQ  48  48  32  2 x 24, 24
+    256  dV      64          2 x 32, 2 x 32
+         dK, dQ  64  64  16  1.5 x 32, 32    a part is loaded as soon as a slot is free
 
-Nothing is left where sums of dQ could wait for the copy engine: threads add them to global memory
-from registers, 16 bytes each (after FlashAttention-3, which does so at d = 256).
+Too little is left for sums of dQ to wait there for the copy engine, which takes 16 KB or more for
+each consumer: threads add them to global memory from registers, 16 bytes each (after
+FlashAttention-3, which does so at d = 256).
 At d = 192 dS has two places, as at 128. At 256 it has one, and no consumer writes to it before the
 other has read it for dQ: for S it needs the second part of the next Q, which takes the place of the
 first part of this one, and both consumers release that when their dQ is done.
@@ -103,7 +109,10 @@ class QueryParts:
 
     @gluon.jit
     def producer_load(self, q_desc, do_desc, rows_desc, b, h, start_m, count):
-        """Load tile `count`, in the order in which slots become free."""
+        """Load tile `count`; where parts are released one by one, those of Q but the first last.
+
+        In the pass for dK they wait for the last tile's dQ.
+        """
         PARTS: gl.constexpr = self.PARTS
         slot = (PARTS * count) % self.q.tiles.shape[0]
         self.q.producer_acquire(PARTS * count)
@@ -146,9 +155,9 @@ def start_scores(keys, queries, pipe, count, c: gl.constexpr, WAITED: gl.constex
     """
     s = zeros(pipe.tiles.shape[3])
     for i in gl.static_range(queries.PARTS):
-        q = queries.part(pipe, i, count, i >= WAITED)
+        tile = queries.part(pipe, i, count, i >= WAITED)
         k = keys.part(i, unknown_zero(count)).slice(64 * c, 64, 0)
-        s = warpgroup_mma(k, q.permute([1, 0]), s, use_acc=i > 0, is_async=True)
+        s = warpgroup_mma(k, tile.permute([1, 0]), s, use_acc=i > 0, is_async=True)
     return s
 
 
@@ -168,7 +177,7 @@ def finish_part(x, i: gl.constexpr, queries, pipe, count):
 
 @gluon.jit
 def add_dq(dq, sums_ptr, tile, part: gl.constexpr):
-    """Add a part of a tile of dQ to the sums in global memory, 64 x 256 a tile."""
+    """Add a part of a tile of dQ to the sums in global memory, 64 x 256 of them for each tile."""
     held = in_register_order(dq)
     places = gl.arange(0, held.shape[0], layout=held.type.layout)
     start = tile.to(gl.int64) * (64 * 256) + part * held.shape[0]
@@ -189,7 +198,7 @@ def values_mainloop(
     LEFT: gl.constexpr = gl.DotOperandLayout(0, dv[0].type.layout, 2)
     keys = start_n + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
     for i in range(first, end):
-        queries.part(queries.q, 0, q_count, True)
+        queries.part(queries.q, 0, q_count, True)  # wait for it: its rows come with it
         lse = queries.row(q_count, 0, S)  # (BLOCK_M,)
         s = start_scores(k_parts, queries, queries.q, q_count, c, 1)
         s = warpgroup_mma_wait(0, deps=[s])
@@ -212,7 +221,7 @@ def keys_mainloop(
     dk, q_count, common, head, start_n, Nk_valid, first, end, c: gl.constexpr,
     MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Add to dK, as `values_mainloop` to dV, and to the sums of dQ every second part from c on."""
+    """Add to dK as `values_mainloop` adds to dV, and parts c, c + 2, ... of dQ to its sums."""
     _, sums_ptr, queries, k_parts, v_parts, ds_smem, scheduler, sizes = common
     _, _, qk_scale, _ = sizes
     problem = scheduler.problem
@@ -224,7 +233,7 @@ def keys_mainloop(
     keys = start_n + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
     for i in range(first, end):
         zero = unknown_zero(q_count)
-        queries.part(queries.q, 0, q_count, True)
+        queries.part(queries.q, 0, q_count, True)  # wait for it: its rows come with it
         # once the products run, they keep shared memory busy
         lse, delta = queries.row(q_count, 0, S), queries.row(q_count, 1, S)  # (BLOCK_M,)
         s = start_scores(k_parts, queries, queries.q, q_count, c, 1)
@@ -255,7 +264,8 @@ def keys_mainloop(
         if problem.DQ:
             done = warpgroup_mma_wait(1, deps=dq + before)
             before = [done[DQ_PARTS + x] for x in (0, 1)[: PARTS - 1]]
-            queries.release(queries.q, PARTS - 2, q_count)  # after dQ: dS may have one place
+            for x in gl.static_range(PARTS - 1):
+                queries.release(queries.q, x, q_count)  # after dQ: dS may have one place
             tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
             for x in gl.static_range(DQ_PARTS):
                 add_dq(done[x], sums_ptr, tile, c + 2 * x)
@@ -270,7 +280,7 @@ def keys_mainloop(
 
 @gluon.jit
 def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
-    """Warpgroup c: 64 keys of each work tile, from the scores to dV, or to dK and part c of dQ."""
+    """Warpgroup c: 64 keys of each work tile, from scores to dV, or to dK and its parts of dQ."""
     gradient_ptr, _, queries, k_parts, v_parts, _, scheduler, sizes = common
     d, Hk, _, scale = sizes
     problem = scheduler.problem
@@ -309,7 +319,8 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
         row = (b * Hk + h_k).to(gl.int64) * problem.Nk
         for i in gl.static_range(PARTS):
             x = gradient[i] if VALUES else gradient[i] * scale
-            # as products leave it: shared memory has no room to put whole rows together
+            # as products leave it: at d = 256 the pass for dK has no shared memory left where whole
+            # rows could be put together
             store_gradient(
                 gradient_ptr, x, row, own, Nk_valid, problem.Nk, d, matrix_layout(BLOCK_D),
                 i * BLOCK_D,
@@ -333,8 +344,9 @@ def two_pass_kernel(
     """Compute dv if VALUES, else dk and, if DQ, the sums of dq, in gradient_ptr and sums_ptr.
 
     Descriptors have blocks of (1, 1, rows, BLOCK_D), K and V of 128 rows; rows_desc (1, 1, 2,
-    BLOCK_M). PARTS of BLOCK_D columns are d and its padding. TOGETHER: how many slots of Q, and of
-    dO, are released at once, 1 or PARTS. The gradient is contiguous. EDGE and DQ: as in Problem.
+    BLOCK_M). PARTS parts of BLOCK_D columns make up d and its padding. TOGETHER: how many slots of
+    Q, and of dO, are released at once, 1 or PARTS. The gradient is contiguous. EDGE and DQ: as in
+    Problem.
     """
     BLOCK_M: gl.constexpr = q_desc.block_shape[2]
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]

@@ -142,8 +142,8 @@ BACKWARD: dict[int, dict[str, int]] = {
     for BLOCK_D, BLOCK_M in ((64, 128), (128, 64))
 }
 BACKWARD_BLOCK_N = 128
-# for d above 128, by its padding, which goes in PARTS: dv, then dk and dq. A slot has a part of a
-# tile of 64 queries; TOGETHER of them are released at once
+# for d above 128, by d and its padding, which go in PARTS parts: dv, then dk and dq. A slot has a
+# part of a tile of 64 queries; TOGETHER slots are released at once
 TWO_PASS: dict[int, dict[str, dict[str, Any]]] = {
     D: {
         name: {

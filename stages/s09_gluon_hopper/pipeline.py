@@ -10,7 +10,8 @@ tiles went through the pipeline before this one, which is in slot count % slots:
     full     an mbarrier. The producer arrives by `expect`, which says how many bytes will come; the
              phase ends when the copy engine (TMA) has also written them all, and consumers wait for
              that. The phase is the parity of count // slots
-    empty    a named barrier. A consumer's threads arrive there and go on; the producer waits
+    empty    a named barrier, which slots that are released together share. A consumer's threads
+             arrive there and go on; the producer waits
 
 A CTA has 16 named barriers in hardware. They have no phase: the hardware resets one when all have
 come. No consumer can arrive twice in a round, for in between it waits at `full`, and the producer
@@ -56,7 +57,7 @@ class Pipeline:
 
     @gluon.jit
     def empty(self, count):
-        """The number of the slot's named barrier."""
+        """The number of the slot's named barrier; slots that are released together share it."""
         return count % self.tiles.shape[0] // self.TOGETHER + self.first_empty
 
     @gluon.jit
