@@ -302,7 +302,7 @@ def test_the_mutant_dies(name):
 
 SYNCHRONISES = re.compile(
     r" +(mbarrier\.(wait|arrive)|self\.empty\.(wait|arrive)|named_barrier|fence_async_shared"
-    r"|store_wait|[\w.]+\.consumer_(wait|release))\("
+    r"|store_wait|[\w.]+\.consumer_(wait|release)|release_parts|queries\.(release|part))\("
 )
 
 
