@@ -9,8 +9,10 @@ bit: if so, an edit between the two changed neither the speed nor the results. N
 kernels and variables don't count. The exit code is 1 where something differs or is in one of the
 two only. With --note the records under results/ that have the code of a stage before are given its
 code of now, where all of its kernels are the same for the dtypes of the record, float32 in each way
-of multiplying it apart, for the widths that stage 9 pads its d to, and for its passes, and for what
-launches those kernels: the pages don't call them edited since.
+of multiplying it apart, for the widths that stage 9 pads its d to, and for its passes: the pages
+don't call them edited since. What launches stage 9's kernels is noted, too, if all its files
+outside stages 4 to 9 are the same. The host's side of stages 4 to 9, stage 9's small kernels and
+its gradients in float32 are not compared: after an edit to those --note is no answer.
 """
 
 import argparse
@@ -143,9 +145,9 @@ def compiled_by(checkout: Path) -> dict[str, str]:
 
 
 class Code(NamedTuple):
-    """The digests of all files behind a stage (harness/records/code.py), and of those of no kernel.
+    """The digests of all files behind a stage (harness/records/code.py).
 
-    Files of stages 4 to 9 are left out of the second.
+    And of those outside stages 4 to 9.
     """
 
     whole: str
