@@ -214,12 +214,12 @@ def other_widths(name: str) -> str:
     header = " | ".join(["d", "mask", "#9", *(f"#9 over {PEERS[x]}" for x in peers)])
     done = {"fwd": "forward", "bwd": "backward"}[cells[0]["direction"]]
     at = " / ".join(map(str, sizes))
+    wrong = any(c["status"] == "wrong" for c in cells if c["name"] in peers)
+    about = "; wrong: the peer's output is" if wrong else ""
     note = (
         f"TFLOP/s at N = {at}, the masked part not counted; bf16, {done}, B N = 16384, "
-        f"{cells[0]['h']} heads; paired; -: not measured."
+        f"{cells[0]['h']} heads; paired; -: not measured{about}."
     )
-    if any("wrong" in str(field) for line in body for field in line):
-        note = note.removesuffix(".") + "; wrong: the peer's output is."
     return text.part(header, body, " ".join([note, *not_measured(env, cells)]), env)
 
 
