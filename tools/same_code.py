@@ -233,8 +233,9 @@ def note(
     files that are changed.
     """
     changed = []
-    above = {n: same.get(9, set()) for n in now if n > 9 and n in before}
-    same = same | {n: kinds for n, kinds in above.items() if before[n].rest == now[n].rest}
+    both = {*before} & {*now}
+    above = [n for n in both if n > 9 and before[n].rest == now[n].rest]
+    same = same | dict.fromkeys(above, same.get(9, set()))
     for path in sorted(results.glob("*/*.jsonl")):
         first, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True)
         env = json.loads(first)
@@ -242,7 +243,7 @@ def note(
         for stage in env.get("rungs", []):
             number = stage["stage"]
             kinds = kinds_of([cell for cell in cells if cell.get("stage") == number])
-            known = number in {*same} & {*before} and stage.get("code") == before[number].whole
+            known = number in both & {*same} and stage.get("code") == before[number].whole
             if known and kinds <= same[number]:
                 stage["code"] = now[number].whole
         line = json.dumps(env, allow_nan=False) + "\n"
