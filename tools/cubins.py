@@ -203,11 +203,13 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
         rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", config["BLOCK_N"])
         blocks = {x: ((1, 1, n, config["BLOCK_D"]), 128) for x, n in rows.items()}
         return module.attention_kernel, config, blocks
-    config = dict(module.BACKWARD[d])
-    rows = config.pop("BLOCK_M")
-    blocks = dict.fromkeys(("q", "do"), ((1, 1, rows, d), 128))
-    blocks |= dict.fromkeys("kv", ((1, 1, 128, d), 128))
-    blocks |= {"rows": ((1, 1, 2, rows), 0), "sums": ((16, 256), 0)}
+    rows, BLOCK_D, _ = module.backward_tile(d)
+    config = module.BACKWARD[BLOCK_D] | {"D": d}
+    config.pop("BLOCK_M")
+    blocks = dict.fromkeys(("q", "do"), ((1, 1, rows, BLOCK_D), 128))
+    blocks |= dict.fromkeys("kv", ((1, 1, 128, BLOCK_D), 128))
+    rows_of_sums = 16 if d == BLOCK_D else (d - 64) // 4
+    blocks |= {"rows": ((1, 1, 2, rows), 0), "sums": ((rows_of_sums, 256), 0)}
     return module.backward_kernel, config, blocks
 
 

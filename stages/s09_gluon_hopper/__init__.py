@@ -27,9 +27,9 @@ does the number of the next work tile. The rest of the stage, in this order:
     launch.py      the host side of both: descriptors, configurations, launches
 
 Cost: stage 6's FLOPs and bytes, d padded to 64, 80, 96, 128, 192 or 256 on the chip; in the
-backward pass 10 d FLOPs per visible pair and head (12 d above 128), d padded to 128 from 65 on, and
-dQ's sums in float32. Copied once per call: tensors that the copy engine can't describe (launch.py),
-and the output where d is no multiple of 8. float32 goes to the kernels of stages 6 to 8.
+backward pass 10 d FLOPs per visible pair and head (12 d above 128), and dQ's sums in float32.
+Copied once per call: tensors that the copy engine can't describe (launch.py), and the output where
+d is no multiple of 8. float32 goes to the kernels of stages 6 to 8.
 What it bought: loads and softmax run during the products (docs/hopper.md). After FlashAttention-3,
 Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
 Still hurts: one GPU is all it uses.

@@ -26,6 +26,9 @@ P^T and dS^T are left operands of dV and dK as registers hold them. dQ is a sum 
 of those are other CTAs': the copy engine adds it to float32 in global memory. That traffic decides:
 each consumer adds a half of dQ over all 128 keys, which is half as much as if each added all of dQ
 over its own 64. CTAs add in no fixed order, so the last bits of dQ differ from run to run.
+
+For d from 65 to 96 tiles are 128 columns wide, of which D count, 80 = 64 + 16 or 96 = 64 + 32: in
+two parts products go over D columns, and consumer 1's half of dQ has only the second part.
 """
 
 from stages.common.gluon import (
@@ -44,6 +47,7 @@ from stages.common.gluon import (
 )
 from stages.common.no_triton import tl, triton
 
+from .forward import zeros
 from .pipeline import Pipeline, make_mbarriers, make_pipeline, named_barrier
 from .schedule import Problem, make_scheduler
 
@@ -133,26 +137,32 @@ def producer(q_desc, do_desc, rows_desc, key_descs, counter_ptr, queries, key_pi
 
 @gluon.jit
 def in_register_order(dq):
-    """dq (64, n) as a vector, for each 64 columns in the order in which a warp's threads hold them.
+    """dq (64, n) as a vector, each 64 columns in the order in which a warp's threads hold them.
 
     No number moves: 4 that follow one another are one thread's, 128 one warp's, so that a thread
     stores 16 bytes at once. `postprocess_kernel` puts the sums of these vectors in order.
     """
-    # warp, half, row of 8; 64 columns, 8 columns, 2 columns, one
-    parts = gl.reshape(dq, [4, 2, 8, dq.shape[1] // 64, 8, 4, 2])
+    n: gl.constexpr = dq.shape[1]
+    # warp, half, row of 8; 64 columns (or all, if fewer), 8 columns, 2 columns, one
+    parts = gl.reshape(dq, [4, 2, 8, n // 64, 8, 4, 2] if n >= 64 else [4, 2, 8, 1, n // 8, 4, 2])
     parts = gl.permute(parts, [3, 0, 4, 2, 5, 1, 6])
-    return gl.reshape(parts, [64 * dq.shape[1]])
+    return gl.reshape(parts, [64 * n])
 
 
 @gluon.jit
-def reduce_add_dq(dq, place, sums_desc, tile, c: gl.constexpr):
-    """Have the copy engine add a consumer's half of a tile of dQ to the sums in global memory."""
+def reduce_add_dq(dq, place, sums_desc, row):
+    """Have the copy engine add a consumer's half of a tile of dQ to the sums from `row` on.
+
+    A row has 256 of them. place (16, 256): shared memory of this consumer
+    """
     held = in_register_order(dq)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    reinterpret(place, gl.float32, [4096], plain).store(held)
+    reinterpret(place, gl.float32, [4096], plain).slice(0, held.shape[0], 0).store(held)
     fence_async_shared()
     barrier()  # among this consumer's four warps
-    reduce_add(sums_desc, [(2 * tile + c) * 16, 0], place)
+    rows: gl.constexpr = sums_desc.block_shape[0]
+    for x in gl.static_range(held.shape[0] // (256 * rows)):
+        reduce_add(sums_desc, [row + x * rows, 0], place.slice(x * rows, rows, 0))
 
 
 @gluon.jit
@@ -169,27 +179,70 @@ def seen_by(start_m, keys, Nk_valid, problem, S: gl.constexpr):
     return seen
 
 
+@gluon.constexpr_function
+def part_width(i, D, BLOCK_D):
+    """How many columns the i-th part of a tile has: all, or the first 64, or what is left of D."""
+    if D == BLOCK_D:
+        return D
+    return 64 if i == 0 else D - 64
+
+
+@gluon.jit
+def columns(tile, i: gl.constexpr, D: gl.constexpr):
+    """The i-th part of a tile's columns."""
+    n: gl.constexpr = part_width(i, D, tile.shape[1])
+    return tile if n == tile.shape[1] else tile.slice(64 * i, n, 1)
+
+
+@gluon.jit
+def start_scores(keys, queries, start, ADD: gl.constexpr, problem):
+    """Start S^T = K Q^T or dP^T = V dO^T, (64, BLOCK_M), the sum over the parts.
+
+    start: what it begins as if ADD, else zeros
+    """
+    s = start
+    for i in gl.static_range(problem.PARTS):
+        left, right = columns(keys, i, problem.D), columns(queries, i, problem.D).permute([1, 0])
+        s = warpgroup_mma(left, right, s, use_acc=ADD or i > 0, is_async=True)
+    return s
+
+
+@gluon.jit
+def start_gradient(left, queries, gradient, problem):
+    """Start dV += P^T dO or dK += dS^T Q in each part."""
+    return [
+        warpgroup_mma(left, columns(queries, i, problem.D), gradient[i], is_async=True)
+        for i in (0, 1)[: problem.PARTS]
+    ]
+
+
 @gluon.jit
 def mainloop(
     dk, dv, q_count, common, head, start_n, Nk_valid, first, end, c: gl.constexpr,
     MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Add what the query tiles `first` to `end` of a head give; q_count counts all heads' tiles."""
+    """Add what the query tiles `first` to `end` of a head give; q_count counts all heads' tiles.
+
+    dk, dv: lists of their parts, 64 keys of each
+    """
     _, _, queries, k_pipe, v_pipe, ds_smem, ds_full, sums, sums_desc, scheduler, sizes = common
     _, _, qk_scale, _ = sizes
     problem = scheduler.problem
     BLOCK_M: gl.constexpr = problem.BLOCK_M
     BLOCK_D: gl.constexpr = k_pipe.tiles.shape[4]
     dtype: gl.constexpr = queries.q.tiles.dtype
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)  # operand of dV and dK
+    D: gl.constexpr = problem.D
+    PARTS: gl.constexpr = problem.PARTS
+    DQ_D: gl.constexpr = 64 if BLOCK_D == 64 or c == 0 else D - 64  # columns of its half of dQ
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, dv[0].type.layout, 2)  # operand of dV and dK
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    HALF_DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     keys = start_n + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
     # Whether dP begins as -delta. Measured: that's faster at d = 128 under a causal mask, where it
     # leaves registers free, slower without one.
     FROM_DELTA: gl.constexpr = BLOCK_D == 128 and problem.CAUSAL
+    IN_ORDER: gl.constexpr = problem.DQ and PARTS == 1
     s_zero = gl.zeros([64, BLOCK_M], gl.float32, S)
-    dq_zero = gl.zeros([64, 64], gl.float32, HALF_DQ)
+    dq_zero = zeros(DQ_D)
     for i in range(first, end):
         # K and V are in slot 0. The compiler can't know that q_count >> 30 is 0, nor compute their
         # addresses before the loop, where they would occupy some 20 registers.
@@ -200,17 +253,18 @@ def mainloop(
         if BLOCK_D == 128:  # once the products run, they keep shared memory busy
             lse, delta = queries.row(q_count, 0, S), queries.row(q_count, 1, S)  # (BLOCK_M,)
         # The consumers meet in each tile. If they also started together, both would compute P at
-        # the same time, and the matrix unit would have nothing to do.
-        if problem.DQ and c == 1:
+        # the same time, and the matrix unit would have nothing to do. Measured: at d = 80 and 96
+        # it's faster without.
+        if IN_ORDER and c == 1:
             named_barrier("bar.sync", S_STARTED, 256)
-        s = warpgroup_mma(k, q.permute([1, 0]), s_zero, use_acc=False, is_async=True)
+        s = start_scores(k, q, s_zero, False, problem)
         dp_start = s_zero
         if FROM_DELTA:
             dp_start = s_zero + delta[None, :]
-        dp = warpgroup_mma(v, do.permute([1, 0]), dp_start, use_acc=FROM_DELTA, is_async=True)
-        if problem.DQ and c == 0:
+        dp = start_scores(v, do, dp_start, FROM_DELTA, problem)
+        if IN_ORDER and c == 0:
             named_barrier("bar.arrive", S_STARTED, 256)
-        s = warpgroup_mma_wait(1, deps=[s])  # the older of the two
+        s = warpgroup_mma_wait(PARTS, deps=[s])  # all parts of dP still run
         if BLOCK_D == 64:  # for BLOCK_M = 128 rows registers are too few
             lse = queries.row(q_count, 0, S)
         p = gl.exp2(s * qk_scale - lse[None, :])  # (64, BLOCK_M)
@@ -227,7 +281,7 @@ def mainloop(
             ds_all = ds_smem.index(q_count % 2)  # (BLOCK_M, 128), as dQ reads it
             ds_all.slice(64 * c, 64, 1).permute([1, 0]).store(ds)
             # it runs while the consumers wait for each other
-            dv = warpgroup_mma(p_left, do, dv, is_async=True)
+            dv = start_gradient(p_left, do, dv, problem)
             fence_async_shared()
             # the warp that started the last reduce-add waits until the copy engine has read it,
             # and the other warps wait for that warp at the barrier
@@ -235,21 +289,24 @@ def mainloop(
             # measured: an mbarrier is slower than the named barrier at d = 128, faster at 64
             if BLOCK_D == 128:  # this consumer's half of dQ: of its columns
                 named_barrier("bar.sync", DS_STORED, 256)
-                ds_rows, k_columns = ds_all, k_all.slice(64 * c, 64, 1)
-            else:  # or of its rows; either way (64, 64)
+                ds_rows, k_columns = ds_all, k_all.slice(64 * c, DQ_D, 1)
+            else:  # or of its rows
                 mbarrier.arrive(ds_full.index(q_count % 2))
                 mbarrier.wait(ds_full.index(q_count % 2), (q_count // 2) & 1)
                 ds_rows, k_columns = ds_all.slice(64 * c, 64, 0), k_all
             tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
             dq = warpgroup_mma(ds_rows, k_columns, dq_zero, use_acc=False, is_async=True)
-            dk = warpgroup_mma(gl.convert_layout(ds, LEFT), q, dk, is_async=True)
-            dv, dq = warpgroup_mma_wait(1, deps=[dv, dq])
-            reduce_add_dq(dq, sums.index(c), sums_desc, tile, c)
-            dk = warpgroup_mma_wait(0, deps=[dk])
+            dk = start_gradient(gl.convert_layout(ds, LEFT), q, dk, problem)
+            done = warpgroup_mma_wait(PARTS, deps=dv + [dq])  # noqa: RUF005
+            dv = [done[x] for x in (0, 1)[:PARTS]]
+            row = tile * (BLOCK_M * D // 256) + 16 * c  # a half of 64 x 64 takes 16 rows of sums
+            reduce_add_dq(done[PARTS], sums.index(c), sums_desc, row)
+            dk = [warpgroup_mma_wait(PARTS - 1 - x, deps=[dk[x]]) for x in (0, 1)[:PARTS]]
         else:
-            dv = warpgroup_mma(p_left, do, dv, is_async=True)
-            dk = warpgroup_mma(gl.convert_layout(ds, LEFT), q, dk, is_async=True)
-            dv, dk = warpgroup_mma_wait(0, deps=[dv, dk])
+            dv = start_gradient(p_left, do, dv, problem)
+            dk = start_gradient(gl.convert_layout(ds, LEFT), q, dk, problem)
+            done = warpgroup_mma_wait(0, deps=dv + dk)
+            dv, dk = [done[x] for x in (0, 1)[:PARTS]], [done[PARTS + x] for x in (0, 1)[:PARTS]]
         queries.q.consumer_release(q_count)
         q_count += 1
     return dk, dv, q_count
@@ -271,9 +328,13 @@ def clear_hidden_keys(tile, start_n, Nk_valid):
 
 @gluon.jit
 def store_gradient(
-    ptr, x, row, start_n, Nk_valid, Nk, d, L: gl.constexpr, FIRST_D: gl.constexpr = 0
+    ptr, x, row, start_n, Nk_valid, Nk, d, FIRST_D: gl.constexpr, IN_TURN: gl.constexpr
 ):
-    """Write 64 keys of dK or dV, columns from FIRST_D on, in layout L; 0 for hidden keys."""
+    """Write 64 keys of dK or dV, columns from FIRST_D on; 0 for hidden keys.
+
+    IN_TURN: rows are put together in shared memory first, else stored as the product left them
+    """
+    L: gl.constexpr = rows_in_turn(x.shape[1]) if IN_TURN else x.type.layout
     x = gl.convert_layout(x.to(ptr.dtype.element_ty), L)
     keys = start_n + gl.arange(0, 64, layout=gl.SliceLayout(1, L))[:, None]
     cols = gl.arange(FIRST_D, FIRST_D + x.shape[1], layout=gl.SliceLayout(0, L))[None, :]
@@ -288,8 +349,7 @@ def consumer(common, c: gl.constexpr):
     d, Hk, _, scale = sizes
     problem = scheduler.problem
     BLOCK_D: gl.constexpr = k_pipe.tiles.shape[4]
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    ROWS: gl.constexpr = rows_in_turn(BLOCK_D)
+    PARTS: gl.constexpr = problem.PARTS
     q_count = 0  # query tiles so far
     kv_count = 0  # work tiles so far
     b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(0)
@@ -304,8 +364,8 @@ def consumer(common, c: gl.constexpr):
                 clear_hidden_keys(v_all.slice(64 * c, 64, 0), own, Nk_valid)
             fence_async_shared()  # the matrix unit reads what threads wrote
             barrier()  # among this consumer's four warps
-        dk = gl.zeros([64, BLOCK_D], gl.float32, ACC)
-        dv = gl.zeros([64, BLOCK_D], gl.float32, ACC)
+        dk = [zeros(part_width(i, problem.D, BLOCK_D)) for i in (0, 1)[:PARTS]]
+        dv = [zeros(part_width(i, problem.D, BLOCK_D)) for i in (0, 1)[:PARTS]]
         for g in range(problem.group):
             head = b * problem.H + h_k * problem.group + g
             if problem.CAUSAL or problem.EDGE:
@@ -318,8 +378,9 @@ def consumer(common, c: gl.constexpr):
         k_pipe.consumer_release(kv_count)
         v_pipe.consumer_release(kv_count)
         row = (b * Hk + h_k).to(gl.int64) * problem.Nk
-        store_gradient(dk_ptr, dk * scale, row, own, Nk_valid, problem.Nk, d, ROWS)
-        store_gradient(dv_ptr, dv, row, own, Nk_valid, problem.Nk, d, ROWS)
+        for i in gl.static_range(PARTS):
+            store_gradient(dk_ptr, dk[i] * scale, row, own, Nk_valid, problem.Nk, d, 64 * i, True)
+            store_gradient(dv_ptr, dv[i], row, own, Nk_valid, problem.Nk, d, 64 * i, True)
         kv_count += 1
         b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(kv_count)
     if problem.DQ:
@@ -335,18 +396,23 @@ def backward_kernel(
     q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk_ptr, dv_ptr, seqlens_ptr, counter_ptr,
     H, Hk, Nq, Nk, d, heads, section, tiles, qk_scale, scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, EDGE: gl.constexpr, DQ: gl.constexpr,
-    SLOTS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    D: gl.constexpr, SLOTS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Make the pipelines in shared memory; then each warp goes its own way.
 
     Descriptors have blocks of (1, 1, rows, BLOCK_D), K and V of 128 rows; rows_desc (1, 1, 2,
-    BLOCK_M). dk and dv are contiguous. EDGE and DQ: as in Problem.
+    BLOCK_M); sums_desc (n, 256), of which each consumer's half of a tile of dQ has one or more. D:
+    columns computed, BLOCK_D or from 65 to 127. dk and dv are contiguous. EDGE and DQ: as in
+    Problem.
     """
     BLOCK_M: gl.constexpr = q_desc.block_shape[2]
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
+    BLOCK_D: gl.constexpr = q_desc.block_shape[3]
+    PARTS: gl.constexpr = 1 if BLOCK_D == D else 2
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr,  # the counter stands in, and isn't read
-        H, H // Hk, Nq, Nk, CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N, 0, 0, True,
+        H, H // Hk, Nq, Nk, CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N, D,
+        PARTS, True,
     )  # fmt: skip
     q_pipe = make_pipeline(q_desc, SLOTS, 2, QUERIES_EMPTY)
     do_pipe = make_pipeline(do_desc, SLOTS, 2, QUERIES_EMPTY)
@@ -401,7 +467,7 @@ def preprocess_kernel(
     stride_dob, stride_doh, stride_dom, stride_dod,
     stride_lb, stride_lh, stride_lm,
     Nq, Nq_padded, d,
-    ZERO: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    ZERO: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Fill rows (B, H, 2, Nq_padded) float32 with lse and -delta, and dQ's sums with zeros.
 
@@ -428,37 +494,47 @@ def preprocess_kernel(
     tl.store(rows_ptr + offs_m, lse)
     tl.store(rows_ptr + Nq_padded + offs_m, -tl.sum(o * do, 1))
     if ZERO:
-        sums = sums_ptr + (head * Nq_padded + offs_m[:, None]) * BLOCK_D + offs_d[None, :]
-        tl.store(sums, tl.zeros((BLOCK_M, BLOCK_D), tl.float32))
+        sums = sums_ptr + (head * Nq_padded + offs_m[:, None]) * D + offs_d[None, :]
+        tl.store(sums, tl.zeros((BLOCK_M, BLOCK_D), tl.float32), mask=offs_d[None, :] < D)
+
+
+@triton.jit
+def write_dq(
+    sums_ptr, dq_ptr, stride_dqm, stride_dqd, offs_m, hidden, Nq, d, scale,
+    FIRST_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Write BLOCK_D columns of dq from FIRST_D on, of BLOCK_M rows."""
+    offs_d = FIRST_D + tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
+    flat = tl.load(sums_ptr + BLOCK_M * FIRST_D + tl.arange(0, BLOCK_M * BLOCK_D))
+    # of 128 rows the consumer, warp, 8 columns, row of 8, 2 columns, half, column
+    held = tl.reshape(flat, (BLOCK_M // 64, 4, BLOCK_D // 8, 8, 4, 2, 2))
+    dq = tl.reshape(tl.permute(held, (0, 1, 5, 3, 2, 4, 6)), (BLOCK_M, BLOCK_D))
+    dq = tl.where(hidden[:, None], 0.0, dq * scale)
+    dq_ptrs = dq_ptr + offs_m[:, None] * stride_dqm + offs_d[None, :] * stride_dqd
+    mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
+    tl.store(dq_ptrs, dq.to(dq_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def postprocess_kernel(
     sums_ptr, rows_ptr, dq_ptr, stride_dqb, stride_dqh, stride_dqm, stride_dqd,
     Nq, Nq_padded, d, scale,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """dq from its float32 sums (B, H, Nq_padded, BLOCK_D): scaled, in dq's dtype, rows in order.
+    """dq from its float32 sums (B, H, Nq_padded, D): scaled, in dq's dtype, rows in order.
 
-    The sums of BLOCK_M rows are in the order in which consumers hold them (`in_register_order`).
+    Of BLOCK_M rows the sums of 64 columns come after those of the 64 before, each in the order in
+    which consumers hold them (`in_register_order`).
     """
     block, h, b = from_the_last()
     start_m = block * BLOCK_M
     offs_m = start_m + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
-    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
     head = b * tl.num_programs(1) + h
-    sums = sums_ptr + (head * Nq_padded + start_m) * BLOCK_D
-    flat = tl.load(sums + tl.arange(0, BLOCK_M * BLOCK_D))
-    # 64 columns (of 128 rows the consumer), warp, 8 columns, row of 8, 2 columns, half, column
-    held = tl.reshape(flat, (BLOCK_M * BLOCK_D // 4096, 4, 8, 8, 4, 2, 2))
-    if BLOCK_D == 64:  # 128 rows: the first says which rows
-        held = tl.permute(held, (0, 1, 5, 3, 2, 4, 6))
-    else:  # 64 rows: which columns
-        held = tl.permute(held, (1, 5, 3, 0, 2, 4, 6))
-    dq = tl.reshape(held, (BLOCK_M, BLOCK_D))
-    lse = tl.load(rows_ptr + head * 2 * Nq_padded + offs_m)
-    dq = tl.where(lse[:, None] == float("inf"), 0.0, dq * scale)
+    sums_ptr += (head * Nq_padded + start_m) * D
+    hidden = tl.load(rows_ptr + head * 2 * Nq_padded + offs_m) == float("inf")
     dq_ptr += b * stride_dqb + h * stride_dqh
-    dq_ptrs = dq_ptr + offs_m[:, None] * stride_dqm + offs_d[None, :].to(tl.int64) * stride_dqd
-    mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
-    tl.store(dq_ptrs, dq.to(dq_ptr.dtype.element_ty), mask=mask)
+    for first in tl.static_range(0, D, 64):
+        write_dq(
+            sums_ptr, dq_ptr, stride_dqm, stride_dqd, offs_m, hidden, Nq, d, scale,
+            first, BLOCK_M, 64 if D - first >= 64 else D - first,
+        )  # fmt: skip

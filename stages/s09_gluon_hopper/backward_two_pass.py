@@ -176,11 +176,11 @@ def finish_part(x, i: gl.constexpr, queries, pipe, count):
 
 
 @gluon.jit
-def add_dq(dq, sums_ptr, tile, part: gl.constexpr):
-    """Add a part of a tile of dQ to the sums in global memory, 64 x 256 of them for each tile."""
+def add_dq(dq, sums_ptr, tile, part: gl.constexpr, PARTS: gl.constexpr):
+    """Add one of PARTS parts of a tile of dQ to the sums in global memory."""
     held = in_register_order(dq)
     places = gl.arange(0, held.shape[0], layout=held.type.layout)
-    start = tile.to(gl.int64) * (64 * 256) + part * held.shape[0]
+    start = tile.to(gl.int64) * (PARTS * held.shape[0]) + part * held.shape[0]
     gl.atomic_add(sums_ptr + start + places, held, sem="relaxed")
 
 
@@ -268,7 +268,7 @@ def keys_mainloop(
                 queries.release(queries.q, x, q_count)  # after dQ: dS may have one place
             tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
             for x in gl.static_range(DQ_PARTS):
-                add_dq(done[x], sums_ptr, tile, c + 2 * x)
+                add_dq(done[x], sums_ptr, tile, c + 2 * x, PARTS)
         else:
             before = [
                 finish_part(before[x], x, queries, queries.q, q_count) for x in (0, 1)[: PARTS - 1]
@@ -322,8 +322,7 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
             # as products leave it: at d = 256 the pass for dK has no shared memory left where whole
             # rows could be put together
             store_gradient(
-                gradient_ptr, x, row, own, Nk_valid, problem.Nk, d, matrix_layout(BLOCK_D),
-                i * BLOCK_D,
+                gradient_ptr, x, row, own, Nk_valid, problem.Nk, d, i * BLOCK_D, False
             )  # fmt: skip
         kv_count += 1
         b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(kv_count)

@@ -276,11 +276,12 @@ class BackwardLaunches:
 
 
 def backward_tile(d: int) -> tuple[int, int, int]:
-    """Return BLOCK_M of the backward pass, BLOCK_D of its inputs, and the columns of dQ's sums."""
+    """Return BLOCK_M of the backward pass, BLOCK_D of its inputs, and D: d and its padding."""
+    D = next(D for D in (64, 80, 96, 128, *TWO_PASS) if d <= D)
     if d > 128:
-        return 64, 64 if d <= 192 else 128, 256
+        return 64, D // TWO_PASS[D]["KEYS"]["PARTS"], D
     BLOCK_D = 64 if d <= 64 else 128
-    return BACKWARD[BLOCK_D]["BLOCK_M"], BLOCK_D, BLOCK_D
+    return BACKWARD[BLOCK_D]["BLOCK_M"], BLOCK_D, D
 
 
 @functools.lru_cache(maxsize=MOST_KEPT)
@@ -291,12 +292,12 @@ def backward_launches(
     """Return a kind of problem's launches; `strides` are those of o, do and lse."""
     B, H, Nq, d = q_shape
     _, Hk, Nk, _ = k_shape
-    BLOCK_M, BLOCK_D, sums_D = backward_tile(d)
+    BLOCK_M, BLOCK_D, D = backward_tile(d)
     scale = d**-0.5
     blocks = -(-Nq // BLOCK_M)
     padded_rows = blocks * BLOCK_M
     # of the two small kernels
-    tile = {"BLOCK_M": BLOCK_M, "BLOCK_D": sums_D, "num_warps": 4 if d <= 128 else 8}
+    tile = {"BLOCK_M": BLOCK_M, "D": D, "num_warps": 4 if d <= 128 else 8}
     of_rows = (*itertools.chain(*strides), Nq, padded_rows, d)
     # Under a causal mask key heads whose queries, dO and sums of dQ fit the L2 cache together, so
     # that the longest work tiles come first. Else most are alike, and sums that are added to by all
@@ -312,17 +313,20 @@ def backward_launches(
     main: tuple[Launch, ...]
     if d <= 128:
         config = {key: x for key, x in BACKWARD[BLOCK_D].items() if key != "BLOCK_M"}
-        main = (Launch(backward_kernel, grid, DQ=DQ, **constants, **config),)
+        main = (Launch(backward_kernel, grid, DQ=DQ, D=D, **constants, **config),)
     else:
-        passes = TWO_PASS[192 if d <= 192 else 256]
+        passes = TWO_PASS[D]
         main = (
             Launch(two_pass_kernel, grid, DQ=False, **constants, **passes["VALUES"]),
             Launch(two_pass_kernel, grid, DQ=DQ, **constants, **passes["KEYS"]),
         )
     sizes = (H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale)
     return BackwardLaunches(
-        rows=(B, H, 2, padded_rows), sums=(B, H, padded_rows, sums_D) if DQ else (1, 1, 64, 64),
-        preprocess=Launch(preprocess_kernel, (blocks, H, B), ZERO=DQ, **tile), of_rows=of_rows,
+        rows=(B, H, 2, padded_rows), sums=(B, H, padded_rows, D) if DQ else (1, 1, 64, 64),
+        preprocess=Launch(
+            preprocess_kernel, (blocks, H, B), ZERO=DQ, BLOCK_D=1 << (D - 1).bit_length(), **tile
+        ),
+        of_rows=of_rows,
         main=main, sizes=sizes,
         postprocess=Launch(postprocess_kernel, (blocks, H, B), **tile),
         of_dq=(*contiguous_strides(q_shape), Nq, padded_rows, d, scale),
@@ -354,7 +358,7 @@ def launch_backward(
     key = (launches, wide, *looks, *[x.data_ptr() for x in passed if x is not None])
     if launch_again(key):
         return dq, dk, dv
-    BLOCK_M, BLOCK_D, sums_D = backward_tile(q.shape[3])
+    BLOCK_M, BLOCK_D, D = backward_tile(q.shape[3])
     # copies where need be; the names keep them until all is launched, as descriptors don't
     q, q_desc = described(q, BLOCK_M, BLOCK_D)
     do, do_desc = described(do, BLOCK_M, BLOCK_D)
@@ -365,8 +369,10 @@ def launch_backward(
         launches = backward_launches(*kind, o.stride(), do.stride(), lse.stride())
     rows_desc = float32_descriptor(rows.data_ptr(), launches.rows, (1, 1, 2, BLOCK_M))
     sums_in = sums  # for d above 128 threads add to them, not the copy engine
-    if sums_D == BLOCK_D:
-        sums_in = float32_descriptor(sums.data_ptr(), (sums.numel() // 256, 256), (16, 256))
+    if D <= 128:
+        # 64 x 64 of dQ are 16 rows of its sums; at d = 80 and 96 one half is narrower
+        n = 16 if D == BLOCK_D else (D - 64) // 4
+        sums_in = float32_descriptor(sums.data_ptr(), (sums.numel() // 256, 256), (n, 256))
     inputs = q_desc, k_desc, v_desc, do_desc, rows_desc, sums_in
     steps: list[Step] = [(launches.preprocess, (o, do, lse, rows, sums), launches.of_rows)]
     gradients = [(dk, dv)] if len(launches.main) == 1 else [(dv,), (dk,)]

@@ -28,8 +28,8 @@ class Problem:
     DQ: gl.constexpr  # backward: whether dQ is wanted
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
-    D: gl.constexpr  # forward: how many columns are computed, d and its padding
-    PARTS: gl.constexpr  # forward: in how many parts those go
+    D: gl.constexpr  # how many columns are computed, d and its padding
+    PARTS: gl.constexpr  # in how many parts those go
     OVERLAP: gl.constexpr  # forward: whether S of a KV tile is started before P V of the one before
 
     @gluon.jit

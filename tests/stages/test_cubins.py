@@ -23,7 +23,7 @@ from stage_checks import FAKES, stage_id
 import stages
 from harness.records.code import first_file
 from stages.common.fit import DK_DV, DQ, FORWARD, kind_of, shared_needed
-from stages.s09_gluon_hopper.launch import BACKWARD, TWO_PASS
+from stages.s09_gluon_hopper.launch import BACKWARD, TWO_PASS, backward_tile
 
 TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
 STAGES = [stage_id(stage) for stage in TRITON if "gluon" not in stage.STAGE.needs]
@@ -276,10 +276,15 @@ def test_products_of_the_smallest_kernel_on_hopper_run_by_themselves(compiler):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, 80, 96, 128])
 def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, compiler):
-    """Five groups in each consumer's loops: S, dP, dV, dK and, where it is wanted, dQ."""
+    """Five groups in each consumer's loops: S, dP, dV, dK and, where it is wanted, dQ.
+
+    The first four in two parts each at d = 80 and 96.
+    """
     kinds = ["plain", "masked", "lengths"] if d == 64 else ["plain", "causal", "keys"]
+    if 64 < d < 128:
+        kinds = ["masked"] if d == 80 else ["lengths"]
     if WHOLE or OTHER_TRITON:
         kinds = ["plain", "keys", "causal", "lengths", "masked"]
     dtypes = {flags: "float16" if flags == "keys" else "bfloat16" for flags in kinds}
@@ -294,14 +299,21 @@ def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, compiler):
         loops = report["loops"]
         # K's, V's, whose turn it is, and where the consumers meet for dS; those below 5 are the
         # compiler's
-        ours = {5, 6} if flags == "keys" else {5, 6, 9, 15} if d == 128 else {5, 6, 9}
+        ours = {5, 6}
+        if flags != "keys":
+            ours |= {64: {9}, 128: {9, 15}}.get(d, {15})
         assert {number for number in report["barriers"] if number >= 5} == ours, job
-        products, steps = (4, 24) if flags == "keys" else (5, 32)
+        # a step adds up 16 columns of d for S and dP, 64 to 128 queries for dV and dK
+        parts = 1 if d in (64, 128) else 2
+        BLOCK_M, BLOCK_D, _ = backward_tile(d)
+        products, steps = 4 * parts, 2 * d // 16 + 2 * parts * BLOCK_M // 16
+        if flags != "keys":
+            products, steps = products + 1, steps + 8  # of 128 keys for dQ
         assert len(loops) == (2 if flags in ("plain", "keys") else 4), job  # with masks and without
         for loop in loops:
             assert loop["WARPGROUP.ARRIVE"] == products, (job, loops)
             assert loop["HGMMA"] == steps, (job, loops)
-        config = BACKWARD[d]
+        config = BACKWARD[BLOCK_D]
         assert {config["CONSUMER_REGS"], config["PRODUCER_REGS"]} <= set(report["budgets"]), job
         if not OTHER_TRITON:  # another may spill more
             spilled = [loop["spills"] for loop in loops]

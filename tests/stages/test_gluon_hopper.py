@@ -51,7 +51,9 @@ def test_a_launch_has_a_cta_for_each_place_and_heads_that_fit_the_cache(
 
 
 @pytest.mark.parametrize("multiprocessors", [3, 132])
-@pytest.mark.parametrize(("d", "BLOCK_M", "kernels"), [(128, 64, 1), (40, 128, 1), (200, 64, 2)])
+@pytest.mark.parametrize(
+    ("d", "BLOCK_M", "kernels"), [(128, 64, 1), (40, 128, 1), (90, 64, 1), (200, 64, 2)]
+)
 def test_a_backward_pass_has_a_cta_for_each_place_and_one_for_each_block_of_rows(
     d, BLOCK_M, kernels, multiprocessors, monkeypatch
 ):

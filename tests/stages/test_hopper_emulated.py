@@ -156,7 +156,7 @@ def test_attend_and_its_gradients_go_the_whole_way_twice(name, monkeypatch):
 
 
 each_kernel = pytest.mark.parametrize(
-    "config", ["THREE_CONSUMERS", "TWO_CONSUMERS", "D_192", "D_256"]
+    "config", ["THREE_CONSUMERS", "D_80", "TWO_CONSUMERS", "D_192", "D_256"]
 )
 
 
@@ -186,7 +186,7 @@ def test_gradients_left_in_float32_round_to_those_in_16_bits(config):
 
 SIZES = st.one_of(st.sampled_from([1, 63, 64, 65, 127, 128, 129, 192, 193]), st.integers(1, 300))
 DTYPES = st.sampled_from(["float16", "bfloat16"])
-HEADS = st.sampled_from([1, 8, 40, 64, 72, 90, 128, 136, 200])
+HEADS = st.sampled_from([1, 8, 40, 64, 72, 80, 90, 128, 136, 200])
 
 
 @st.composite
@@ -229,7 +229,7 @@ def low_scores(stage, d, seed):
         assert not any(x[:, :, 1:].any() for x in others)
 
 
-@pytest.mark.parametrize("d", [64, 128, 192])
+@pytest.mark.parametrize("d", [64, 96, 128, 192])
 def test_hidden_keys_change_no_gradient_where_scores_are_low(d):
     with emulated(9) as stage:
         low_scores(stage, d, 0)

@@ -24,15 +24,16 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" and not has_module("triton"), reason="no triton for this machine"
 )
 
-SIZES = [  # d, BLOCK_D, BLOCK_M
+SIZES = [  # d, D, BLOCK_M
     (128, 128, 64), (100, 128, 64), (64, 64, 128), (39, 64, 128), (256, 256, 64), (200, 256, 64),
+    (192, 192, 64), (96, 96, 64), (90, 96, 64), (80, 80, 64),
 ]  # fmt: skip
 
 
 def registers(tile):
     """A tile of dQ as its two consumers add it up: each its half, in the order of its registers.
 
-    64 x 64 at a time; above d = 128 a consumer has two of these.
+    64 x 64 at a time, or 64 x 32, 64 x 16; above d = 128 a consumer has two of these.
 
     After wgmma's picture of an accumulator (PTX ISA, m64nNk16): warp w has rows 16 w to 16 w + 15;
     of 8 rows and 8 columns thread t has row t / 4 and columns 2 (t % 4) and the next.
@@ -43,7 +44,7 @@ def registers(tile):
             half[16 * warp + 8 * below + thread // 4, 8 * group + 2 * (thread % 4) + column]
             for half in halves
             for warp in range(4)
-            for group in range(8)
+            for group in range(half.shape[1] // 8)
             for thread in range(32)
             for below in range(2)
             for column in range(2)
@@ -51,20 +52,19 @@ def registers(tile):
     )
 
 
-@pytest.mark.parametrize(("d", "BLOCK_D", "BLOCK_M"), SIZES)
-def test_sums_come_back_in_order(d, BLOCK_D, BLOCK_M):
+@pytest.mark.parametrize(("d", "D", "BLOCK_M"), SIZES)
+def test_sums_come_back_in_order(d, D, BLOCK_M):
     H, Nq = 2, BLOCK_M + 22
     padded = 2 * BLOCK_M
-    want = normal((1, H, padded, 1, BLOCK_D), 0)[0]
-    tiles = want.view(H, 2, BLOCK_M, BLOCK_D)
+    want = normal((1, H, padded, 1, D), 0)[0]
+    tiles = want.view(H, 2, BLOCK_M, D)
     sums = torch.stack([torch.stack([registers(tile) for tile in head]) for head in tiles])
     rows = torch.zeros((1, H, 2, padded))
     rows[0, 1, 0] = float("inf")  # a head whose rows see no key
     dq = torch.full((1, Nq, H, d), float("nan")).transpose(1, 2)
     hopper_launch.postprocess_kernel[(2, H, 1)](
-        sums, rows, dq, *dq.stride(), Nq, padded, d, 0.5, BLOCK_M=BLOCK_M,
-        BLOCK_D=BLOCK_D,
-    )  # fmt: skip
+        sums, rows, dq, *dq.stride(), Nq, padded, d, 0.5, BLOCK_M=BLOCK_M, D=D
+    )
     assert torch.equal(dq[0, 0], 0.5 * want[0, 0, :Nq, :d])
     assert (dq[0, 1] == 0).all()
 
