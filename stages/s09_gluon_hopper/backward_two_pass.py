@@ -319,10 +319,9 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
         row = (b * Hk + h_k).to(gl.int64) * problem.Nk
         for i in gl.static_range(PARTS):
             x = gradient[i] if VALUES else gradient[i] * scale
-            # as products leave it: at d = 256 the pass for dK has no shared memory left where whole
-            # rows could be put together
+            # at d = 256 the pass for dK has no shared memory left where rows could be put together
             store_gradient(
-                gradient_ptr, x, row, own, Nk_valid, problem.Nk, d, i * BLOCK_D, False
+                gradient_ptr, x, row, own, Nk_valid, problem.Nk, d, i * BLOCK_D, BLOCK_D == 64
             )  # fmt: skip
         kv_count += 1
         b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(kv_count)
