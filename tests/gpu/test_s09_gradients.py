@@ -33,14 +33,14 @@ LENGTHS = [
 
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("d", [8, 39, 64, 100, 128, 136, 192, 200, 256])
+@pytest.mark.parametrize("d", [8, 39, 64, 72, 80, 96, 100, 128, 136, 192, 200, 256])
 def test_gradients_are_exact(d, dtype, inputs):
     masks = UNMASKED + CAUSAL + MASKS + LENGTHS
     assert_masked_exact(STAGE, masks, inputs=inputs, dtype=dtype, d=d, direction="train")
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("d", [64, 128, 192, 256])
+@pytest.mark.parametrize("d", [64, 80, 96, 128, 192, 256])
 def test_launches_agree(d, causal):
     """Outputs begin as NaN: what no CTA writes stays so. dq may differ in its last bits."""
     q, k, v, do = (torch.randn(8, 2048 // d, 1024, d, device="cuda").bfloat16() for _ in range(4))
@@ -64,7 +64,7 @@ def distance(x, y):
     return ((x.double() - y.double()).norm() / y.double().norm()).item()
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 80, 96, 128, 192, 256])
 def test_dq_is_added_to_zeros_at_every_call(d):
     """In the sums' place there may be anything, such as the sums of the call before."""
     q, k, v, do = (torch.randn(2, 4, 256, d, device="cuda").half() for _ in range(4))
@@ -73,7 +73,7 @@ def test_dq_is_added_to_zeros_at_every_call(d):
         assert_same(gradients(q, k, v, do), first)
 
 
-@pytest.mark.parametrize("d", [64, 256])
+@pytest.mark.parametrize("d", [64, 96, 256])
 def test_what_no_row_sees_and_rows_that_see_nothing_change_nothing(d):
     q, k, v, do = (torch.randn(2, 2, n, d, device="cuda").half() for n in (300, 256, 256, 300))
     lengths = torch.tensor([0, 150], dtype=torch.int32, device="cuda")
@@ -101,7 +101,7 @@ def test_an_output_gradient_may_have_any_strides(d):
         assert_same(gradients(q, k, v, x), gradients(q, k, v, x.contiguous()))
 
 
-@pytest.mark.parametrize("d", [64, 192])
+@pytest.mark.parametrize("d", [64, 96, 192])
 @pytest.mark.parametrize("only", range(3))
 def test_each_gradient_alone_is_as_with_the_others(only, d):
     q, k, v, do = (torch.randn(2, 4, 200, d, device="cuda").half() for _ in range(4))
