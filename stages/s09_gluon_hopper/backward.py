@@ -500,17 +500,23 @@ def preprocess_kernel(
 
 @triton.jit
 def write_dq(
-    sums_ptr, dq_ptr, stride_dqm, stride_dqd, offs_m, hidden, Nq, d, scale,
+    sums_ptr, rows_ptr, dq_ptr, stride_dqm, stride_dqd, offs_m, Nq, d, scale,
     FIRST_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Write BLOCK_D columns of dq from FIRST_D on, of BLOCK_M rows."""
-    offs_d = FIRST_D + tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
+    """Write BLOCK_D columns of BLOCK_M rows of dq, from FIRST_D on."""
+    offs_d = FIRST_D + tl.arange(0, BLOCK_D)  # (BLOCK_D,)
     flat = tl.load(sums_ptr + BLOCK_M * FIRST_D + tl.arange(0, BLOCK_M * BLOCK_D))
-    # of 128 rows the consumer, warp, 8 columns, row of 8, 2 columns, half, column
-    held = tl.reshape(flat, (BLOCK_M // 64, 4, BLOCK_D // 8, 8, 4, 2, 2))
-    dq = tl.reshape(tl.permute(held, (0, 1, 5, 3, 2, 4, 6)), (BLOCK_M, BLOCK_D))
-    dq = tl.where(hidden[:, None], 0.0, dq * scale)
-    dq_ptrs = dq_ptr + offs_m[:, None] * stride_dqm + offs_d[None, :] * stride_dqd
+    # 64 columns (of 128 rows the consumer), warp, 8 columns, row of 8, 2 columns, half, column
+    if BLOCK_D <= 64:
+        held = tl.reshape(flat, (BLOCK_M // 64, 4, BLOCK_D // 8, 8, 4, 2, 2))
+        held = tl.permute(held, (0, 1, 5, 3, 2, 4, 6))
+    else:
+        held = tl.reshape(flat, (BLOCK_D // 64, 4, 8, 8, 4, 2, 2))
+        held = tl.permute(held, (1, 5, 3, 0, 2, 4, 6))
+    dq = tl.reshape(held, (BLOCK_M, BLOCK_D))
+    lse = tl.load(rows_ptr + offs_m)
+    dq = tl.where(lse[:, None] == float("inf"), 0.0, dq * scale)
+    dq_ptrs = dq_ptr + offs_m[:, None] * stride_dqm + offs_d[None, :].to(tl.int64) * stride_dqd
     mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
     tl.store(dq_ptrs, dq.to(dq_ptr.dtype.element_ty), mask=mask)
 
@@ -524,17 +530,18 @@ def postprocess_kernel(
     """dq from its float32 sums (B, H, Nq_padded, D): scaled, in dq's dtype, rows in order.
 
     Of BLOCK_M rows the sums of 64 columns come after those of the 64 before, each in the order in
-    which consumers hold them (`in_register_order`).
+    which consumers hold them (`in_register_order`). If D is no power of two, 64 columns at a time.
     """
     block, h, b = from_the_last()
     start_m = block * BLOCK_M
     offs_m = start_m + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     head = b * tl.num_programs(1) + h
     sums_ptr += (head * Nq_padded + start_m) * D
-    hidden = tl.load(rows_ptr + head * 2 * Nq_padded + offs_m) == float("inf")
+    rows_ptr += head * 2 * Nq_padded
     dq_ptr += b * stride_dqb + h * stride_dqh
-    for first in tl.static_range(0, D, 64):
+    BLOCK_D: tl.constexpr = D if D & (D - 1) == 0 else 64
+    for first in tl.static_range(0, D, BLOCK_D):
         write_dq(
-            sums_ptr, dq_ptr, stride_dqm, stride_dqd, offs_m, hidden, Nq, d, scale,
-            first, BLOCK_M, 64 if D - first >= 64 else D - first,
+            sums_ptr, rows_ptr, dq_ptr, stride_dqm, stride_dqd, offs_m, Nq, d, scale,
+            first, BLOCK_M, min(BLOCK_D, D - first),
         )  # fmt: skip
