@@ -3,16 +3,17 @@
     git worktree add ../before COMMIT
     python tools/same_code.py ../before [--note]
 
-Needs Triton, but no GPU. For each kernel of stages 4 to 9 and each configuration below, a line says
-whether the instructions (the cubins' .text sections) and the shared memory are the same, bit for
-bit: if so, an edit between the two changed neither the speed nor the results. Names of files,
-kernels and variables don't count. The exit code is 1 where something differs or is in one of the
-two only. With --note the records under results/ that have the code of a stage before are given its
-code of now, where all of its kernels are the same for the dtypes of the record, float32 in each way
-of multiplying it apart, for the widths that stage 9 pads its d to, and for its passes: the pages
-don't call them edited since. What launches stage 9's kernels is noted, too, if all its files
-outside stages 4 to 9 are the same. The host's side of stages 4 to 9, stage 9's small kernels and
-its gradients in float32 are not compared: after an edit to those --note is no answer.
+Needs Triton, but no GPU; takes some ten minutes. For each kernel of stages 4 to 9 and each
+configuration below, a line says whether the instructions (the cubins' .text sections) and the
+shared memory are the same, bit for bit: if so, an edit between the two changed neither the speed
+nor the results. Names of files, kernels and variables don't count, nor do the numbers of lines, by
+which ptxas orders some instructions: both are compiled without. The exit code is 1 where something
+differs or is in one of the two only. With --note the records under results/ that have the code of a
+stage before are given its code of now, where all of its kernels are the same for the dtypes of the
+record, float32 in each way of multiplying it apart, for the widths that stage 9 pads its d to, and
+for its passes: the pages don't call them edited since. What launches stage 9's kernels is noted,
+too, if all its files outside stages 4 to 9 are the same. The host's side of stages 4 to 9 and stage
+9's gradients in float32 are not compared: after an edit to those --note is no answer.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +46,7 @@ FORWARD = {
     (256, "D_256"): ("plain", "ragged", "lengths", "causal", "masked"),
 }
 BACKWARD = ("plain", "keys", "causal", "lengths", "masked")
+SMALL = ("preprocess", "plain"), ("preprocess", "keys"), ("postprocess", "plain")
 WIDTHS = tuple(sorted({d for d, _ in FORWARD}))
 FLOAT32 = ("float32", "tf32", "bf16x6")  # 'float32' is that of a CPU, and of old GPUs
 TRITON = ("s04_triton_lite", "s05_triton_online", "s06_triton_flash2", "s07_triton_training",
@@ -68,18 +71,52 @@ def jobs() -> Iterator[tuple[str, tuple[Any, ...]]]:
     """(pass or stage, arguments): what to compile, without the names of one checkout."""
     for (d, config), kinds in FORWARD.items():
         yield from (("forward", (d, "bfloat16", config, flags)) for flags in kinds)
-    for d in (64, 128):
+    for d in (64, 80, 96, 128):
         yield from (("backward", (d, "bfloat16", "", flags)) for flags in BACKWARD)
     for d, pass_ in ((192, "VALUES"), (192, "KEYS"), (256, "VALUES"), (256, "KEYS")):
         yield from (("backward", (d, "bfloat16", pass_, flags)) for flags in BACKWARD)
+    for d in WIDTHS:
+        yield from (("backward", (d, "bfloat16", *small)) for small in SMALL)
     for stage in TRITON:
         for d, dtype in ((64, "float16"), (128, "float16"), *((64, how) for how in FLOAT32)):
             yield from ((stage, (d, dtype, 90, flags)) for flags in ("plain", "masked"))
 
 
+def compile_small(launch: Any, d: int, name: str, flags: str) -> None:
+    """Compile what stage 9's backward pass launches before, or after, its main kernels."""
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    launch.multiprocessors = lambda device: 132
+    shape = 2, 16, 1024, d
+    strides = torch.empty(shape, device="meta").stride()
+    given = (shape, shape, torch.device("cpu"), False, False, flags != "keys")
+    made = launch.backward_launches(*given, strides, strides, strides[:3])
+    one = getattr(made, name)
+    constants = {key: x for key, x in one.options.items() if key in one.kernel.arg_names}
+    signature, attrs = {}, {}
+    for index, argument in enumerate(one.kernel.arg_names):
+        if argument.endswith(("_od", "_dod", "_dqd", "_lm")):
+            constants[argument] = 1  # a launch specialises on 1
+        if argument in constants:
+            signature[argument] = "constexpr"
+        elif argument == "scale":
+            signature[argument] = "fp32"
+        else:
+            wide = argument in ("lse_ptr", "rows_ptr", "sums_ptr")
+            pointer = "*fp32" if wide else "*bf16"
+            signature[argument] = pointer if argument.endswith("_ptr") else "i32"
+            attrs[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(one.kernel, signature, constexprs=constants, attrs=attrs)
+    options = {"num_warps": one.options["num_warps"]}
+    triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
 def digests() -> None:
     """Compile with the checkout that comes first in sys.path; a line of JSON for each kernel."""
-    os.environ["TRITON_INTERPRET"] = "0"
+    os.environ |= {"TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
     from importlib import import_module
 
     import cubins
@@ -102,12 +139,21 @@ def digests() -> None:
         """Compile a kernel of stage 9, if the checkout has that configuration."""
         for place in PLACES[which]:
             try:
-                names = vars(import_module(f"stages.{place}"))
+                module = import_module(f"stages.{place}")
             except ImportError:
+                continue
+            names = vars(module)
+            if (config, flags) in SMALL:
+                if "backward_launches" in names:
+                    compile_small(module, d, config, flags)
+                    return True
                 continue
             for name in [config] if config else ["BACKWARD", "CONFIGS"]:
                 if name in names or name in names.get("TWO_PASS", {}).get(d, ()):
-                    cubins.compile_gluon(place, d, dtype, name, flags)
+                    try:
+                        cubins.compile_gluon(place, d, dtype, name, flags)
+                    except KeyError:  # an older checkout's backward pass has 80 and 96 padded
+                        return False
                     return True
         return False
 
@@ -217,10 +263,8 @@ def same_kinds(before: dict[str, str], now: dict[str, str]) -> dict[int, set[Kin
 
 
 def widths_of(which: str, d: str) -> tuple[int, ...]:
-    """The WIDTHS that a kernel computes: of stage 9 one, but its backward pass pads 80 and 96."""
-    if which not in PLACES:
-        return WIDTHS
-    return (80, 96, 128) if (which, d) == ("backward", "128") else (int(d),)
+    """The WIDTHS that a kernel computes: of stage 9 one."""
+    return (int(d),) if which in PLACES else WIDTHS
 
 
 def note(
@@ -264,7 +308,8 @@ if __name__ == "__main__":
         sys.exit()
     if given.before is None or not (given.before / "stages").is_dir():
         parser.error(f"got {given.before}, expected the folder of another checkout")
-    before, now = compiled_by(given.before.resolve()), compiled_by(ROOT)
+    with ThreadPoolExecutor() as pool:
+        before, now = pool.map(compiled_by, (given.before.resolve(), ROOT))
     for what in dict.fromkeys((*now, *before)):
         same = "same" if before.get(what) == now.get(what) else "DIFFERS"
         print(f"{what:60} {same if what in before and what in now else 'in one only'}")
