@@ -196,7 +196,7 @@ def measure(
     whole = not any(isinstance(error, WriteFailed) for error in errors)
     records = view.show(writer.path, csv_path(writer.path), whole)
     missing = f"{len(plan.unfinished(comparisons, records))} of {len(comparisons)} comparisons"
-    resuming.say_left(errors, view.command, missing, writer.path)
+    resuming.say_left(errors, view.command, missing, writer.path, cells)
     ours = [record for record in records if record["stage"] < PEERS_FROM]
     failed = any(record["status"] in OURS_FAILED for record in ours)
     return measuring.exit_code(errors, failed)

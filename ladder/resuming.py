@@ -14,7 +14,7 @@ from harness.isolation.roster import StageInfo, read_stages
 from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, Record, check_plan, key
-from harness.runs.plan import Limits
+from harness.runs.plan import Cell, Limits
 from ladder import old
 from ladder.arguments import prepare_children, typed, wants_gradients
 from ladder.help import as_typed
@@ -136,8 +136,11 @@ def same_machine(path: Path, env: Record) -> None:
             )
 
 
-def say_left(errors: Sequence[BaseException], command: str, left: str, path: Path) -> None:
+def say_left(
+    errors: Sequence[BaseException], command: str, left: str, path: Path, cells: Sequence[Cell]
+) -> None:
     """After a Ctrl-C, print what is left, and the command that goes on with it, on stderr."""
     if any(isinstance(error, KeyboardInterrupt) for error in errors):
-        again = as_typed(f"{command} --resume {path}")
+        own = dict.fromkeys(cell.stage.path for cell in cells if not cell.stage.ours)
+        again = as_typed(" ".join([f"{command} --resume {path}", *(f"--stage {x}" for x in own)]))
         print(f"interrupted, {left} left: {again}", file=sys.stderr)

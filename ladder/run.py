@@ -197,8 +197,8 @@ def measure_cells(
     order = {cell.key: index for index, cell in enumerate(cells)}
     records.sort(key=lambda record: order[key(record)])
     show.finish(writer.path, env, records)
-    left = len(cells) - len(records)
-    resuming.say_left(errors, "run", f"{left} of {len(cells)} cells", writer.path)
+    left = f"{len(cells) - len(records)} of {len(cells)} cells"
+    resuming.say_left(errors, "run", left, writer.path, cells)
     if not errors and describes_none(old.arguments(env["arguments"])):
         folder = writer.path.with_name(f"{writer.path.stem}-plots")
         measuring.draw("plots", partial(show.plots, env, records, folder))
