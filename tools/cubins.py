@@ -208,8 +208,7 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
     config.pop("BLOCK_M")
     blocks = dict.fromkeys(("q", "do"), ((1, 1, rows, BLOCK_D), 128))
     blocks |= dict.fromkeys("kv", ((1, 1, 128, BLOCK_D), 128))
-    rows_of_sums = 16 if d == BLOCK_D else (d - 64) // 4
-    blocks |= {"rows": ((1, 1, 2, rows), 0), "sums": ((rows_of_sums, 256), 0)}
+    blocks |= {"rows": ((1, 1, 2, rows), 0), "sums": ((module.rows_of_sums(d), 256), 0)}
     return module.backward_kernel, config, blocks
 
 

@@ -5,15 +5,16 @@
 
 Needs Triton, but no GPU; takes some ten minutes. For each kernel of stages 4 to 9 and each
 configuration below, a line says whether the instructions (the cubins' .text sections) and the
-shared memory are the same, bit for bit: if so, an edit between the two changed neither the speed
-nor the results. Names of files, kernels and variables don't count, nor do the numbers of lines, by
-which ptxas orders some instructions: both are compiled without. The exit code is 1 where something
-differs or is in one of the two only. With --note the records under results/ that have the code of a
-stage before are given its code of now, where all of its kernels are the same for the dtypes of the
-record, float32 in each way of multiplying it apart, for the widths that stage 9 pads its d to, and
-for its passes: the pages don't call them edited since. What launches stage 9's kernels is noted,
-too, if all its files outside stages 4 to 9 are the same. The host's side of stages 4 to 9 and stage
-9's gradients in float32 are not compared: after an edit to those --note is no answer.
+shared memory are the same, bit for bit: if so, an edit between the two changed no result, nor the
+speed, but for what ptxas makes of the numbers of lines: it orders some instructions by them. Both
+checkouts are compiled without those, and names of files, kernels and variables don't count either.
+The exit code is 1 where something differs or is in one of the two only. With --note the records
+under results/ that have the code of a stage before are given its code of now, where all of its
+kernels are the same for the dtypes of the record, float32 in each way of multiplying it apart, for
+the widths that stage 9 pads its d to, and for its passes: the pages don't call them edited since.
+What launches stage 9's kernels is noted, too, if all its files outside stages 4 to 9 are the same.
+The host's side of stages 4 to 9 and stage 9's gradients in float32 are not compared: after an edit
+to those --note is no answer.
 """
 
 import argparse

@@ -27,8 +27,9 @@ of those are other CTAs': the copy engine adds it to float32 in global memory. T
 each consumer adds a half of dQ over all 128 keys, which is half as much as if each added all of dQ
 over its own 64. CTAs add in no fixed order, so the last bits of dQ differ from run to run.
 
-For d from 65 to 96 tiles are 128 columns wide, of which D count, 80 = 64 + 16 or 96 = 64 + 32: in
-two parts products go over D columns, and consumer 1's half of dQ has only the second part.
+For d from 65 to 96, tiles are 128 columns wide, but only the first D = 80 or 96 of them are
+multiplied, in two parts: 64 + 16 or 64 + 32. Consumer 0's share of dQ is the first part, consumer
+1's the second. Neither waits for the other to start S and dP.
 """
 
 from stages.common.gluon import (
@@ -139,6 +140,8 @@ def producer(q_desc, do_desc, rows_desc, key_descs, counter_ptr, queries, key_pi
 def in_register_order(dq):
     """dq (64, n) as a vector, each 64 columns in the order in which a warp's threads hold them.
 
+    n: 16, 32 or a multiple of 64
+
     No number moves: 4 that follow one another are one thread's, 128 one warp's, so that a thread
     stores 16 bytes at once. `postprocess_kernel` puts the sums of these vectors in order.
     """
@@ -195,23 +198,30 @@ def columns(tile, i: gl.constexpr, D: gl.constexpr):
 
 
 @gluon.jit
-def start_scores(keys, queries, start, ADD: gl.constexpr, problem):
+def start_scores(keys, tile, start, ADD: gl.constexpr, problem):
     """Start S^T = K Q^T or dP^T = V dO^T, (64, BLOCK_M), the sum over the parts.
 
-    start: what it begins as if ADD, else zeros
+    keys   64 of K or V, (64, BLOCK_D)
+    tile   of Q or dO, (BLOCK_M, BLOCK_D)
+    start  what it begins as if ADD, else zeros
     """
     s = start
     for i in gl.static_range(problem.PARTS):
-        left, right = columns(keys, i, problem.D), columns(queries, i, problem.D).permute([1, 0])
+        left, right = columns(keys, i, problem.D), columns(tile, i, problem.D).permute([1, 0])
         s = warpgroup_mma(left, right, s, use_acc=ADD or i > 0, is_async=True)
     return s
 
 
 @gluon.jit
-def start_gradient(left, queries, gradient, problem):
-    """Start dV += P^T dO or dK += dS^T Q in each part."""
+def start_gradient(left, tile, gradient, problem):
+    """Start dV += P^T dO or dK += dS^T Q in each part.
+
+    left      P^T or dS^T, in registers
+    tile      of dO or Q, (BLOCK_M, BLOCK_D)
+    gradient  its parts, 64 keys of each
+    """
     return [
-        warpgroup_mma(left, columns(queries, i, problem.D), gradient[i], is_async=True)
+        warpgroup_mma(left, columns(tile, i, problem.D), gradient[i], is_async=True)
         for i in (0, 1)[: problem.PARTS]
     ]
 
@@ -313,28 +323,29 @@ def mainloop(
 
 
 @gluon.constexpr_function
-def rows_in_turn(BLOCK_D):
-    """A layout of (64, BLOCK_D) 16-bit numbers: 16 bytes of a row a thread, whole rows a warp."""
-    return gl.BlockedLayout([1, 8], [32 // (BLOCK_D // 8), BLOCK_D // 8], [4, 1], [1, 0])
+def whole_rows(n):
+    """A layout of (64, n) numbers: a thread has 8 in a row, a warp whole rows."""
+    return gl.BlockedLayout([1, 8], [32 // (n // 8), n // 8], [4, 1], [1, 0])
 
 
 @gluon.jit
 def clear_hidden_keys(tile, start_n, Nk_valid):
     """Make a consumer's 64 keys of K or V 0 from the Nk_valid-th on: 0 * NaN is NaN."""
-    L: gl.constexpr = rows_in_turn(tile.shape[1])
+    L: gl.constexpr = whole_rows(tile.shape[1])
     keys = start_n + gl.arange(0, 64, layout=gl.SliceLayout(1, L))
     tile.store(gl.where((keys < Nk_valid)[:, None], tile.load(L), 0.0))
 
 
 @gluon.jit
 def store_gradient(
-    ptr, x, row, start_n, Nk_valid, Nk, d, FIRST_D: gl.constexpr, IN_TURN: gl.constexpr
+    ptr, x, row, start_n, Nk_valid, Nk, d, FIRST_D: gl.constexpr, WHOLE_ROWS: gl.constexpr
 ):
     """Write 64 keys of dK or dV, columns from FIRST_D on; 0 for hidden keys.
 
-    IN_TURN: rows are put together in shared memory first, else stored as the product left them
+    WHOLE_ROWS: exchanged through shared memory first, so that a warp stores whole rows; else stored
+    from where the product left them
     """
-    L: gl.constexpr = rows_in_turn(x.shape[1]) if IN_TURN else x.type.layout
+    L: gl.constexpr = whole_rows(x.shape[1]) if WHOLE_ROWS else x.type.layout
     x = gl.convert_layout(x.to(ptr.dtype.element_ty), L)
     keys = start_n + gl.arange(0, 64, layout=gl.SliceLayout(1, L))[:, None]
     cols = gl.arange(FIRST_D, FIRST_D + x.shape[1], layout=gl.SliceLayout(0, L))[None, :]
@@ -401,8 +412,8 @@ def backward_kernel(
     """Make the pipelines in shared memory; then each warp goes its own way.
 
     Descriptors have blocks of (1, 1, rows, BLOCK_D), K and V of 128 rows; rows_desc (1, 1, 2,
-    BLOCK_M); sums_desc (n, 256), of which each consumer's half of a tile of dQ has one or more. D:
-    columns computed, BLOCK_D or from 65 to 127. dk and dv are contiguous. EDGE and DQ: as in
+    BLOCK_M); sums_desc (n, 256), one or more of which are a consumer's share of a tile of dQ. D:
+    columns computed, BLOCK_D, or 80 or 96 of 128. dk and dv are contiguous. EDGE and DQ: as in
     Problem.
     """
     BLOCK_M: gl.constexpr = q_desc.block_shape[2]
@@ -530,7 +541,8 @@ def postprocess_kernel(
     """dq from its float32 sums (B, H, Nq_padded, D): scaled, in dq's dtype, rows in order.
 
     Of BLOCK_M rows the sums of 64 columns come after those of the 64 before, each in the order in
-    which consumers hold them (`in_register_order`). If D is no power of two, 64 columns at a time.
+    which consumers hold them (`in_register_order`). If D is no power of two, they are written 64
+    columns at a time, and then what is left of D.
     """
     block, h, b = from_the_last()
     start_m = block * BLOCK_M

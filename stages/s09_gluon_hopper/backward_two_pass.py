@@ -35,6 +35,7 @@ dK 128, S 32, dP 32, lse and -delta 32, and when S and dP are used up dQ 64. Sha
     256  dV      64          2 x 32, 2 x 32
          dK, dQ  64  64  16  1.5 x 32, 32    a part is loaded as soon as a slot is free
 
+At d = 192 some 17 KB are used to exchange rows of dK and dV before they are stored.
 Too little is left for sums of dQ to wait there for the copy engine, which takes 16 KB or more for
 each consumer: threads add them to global memory from registers, 16 bytes each (after
 FlashAttention-3, which does so at d = 256).
@@ -319,7 +320,8 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
         row = (b * Hk + h_k).to(gl.int64) * problem.Nk
         for i in gl.static_range(PARTS):
             x = gradient[i] if VALUES else gradient[i] * scale
-            # at d = 256 the pass for dK has no shared memory left where rows could be put together
+            # whole rows at d = 192; at 256 the pass for dK has no shared memory left to exchange
+            # them (that for dV has; not measured)
             store_gradient(
                 gradient_ptr, x, row, own, Nk_valid, problem.Nk, d, i * BLOCK_D, BLOCK_D == 64
             )  # fmt: skip
@@ -350,7 +352,8 @@ def two_pass_kernel(
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr,  # the counter stands in, and isn't read
-        H, H // Hk, Nq, Nk, CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N, 0, 0, True,
+        H, H // Hk, Nq, Nk, CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N,
+        PARTS * q_desc.block_shape[3], PARTS, True,
     )  # fmt: skip
     # named barriers: one each for K and V, then those for Q and dO, up to 14
     k_pipe = make_pipeline(k_desc, PARTS, 2, K_EMPTY, PARTS)

@@ -284,6 +284,14 @@ def backward_tile(d: int) -> tuple[int, int, int]:
     return BACKWARD[BLOCK_D]["BLOCK_M"], BLOCK_D, D
 
 
+def rows_of_sums(D: int) -> int:
+    """Return how many rows of 256 sums the narrower consumer's share of a tile of dQ has.
+
+    64 x 64 are 16 rows; at D = 80 and 96 one consumer has 64 x (D - 64).
+    """
+    return 16 if D in (64, 128) else (D - 64) // 4
+
+
 @functools.lru_cache(maxsize=MOST_KEPT)
 def backward_launches(
     q_shape: tuple[int, ...], k_shape: tuple[int, ...], device: torch.device, causal: bool,
@@ -370,9 +378,8 @@ def launch_backward(
     rows_desc = float32_descriptor(rows.data_ptr(), launches.rows, (1, 1, 2, BLOCK_M))
     sums_in = sums  # for d above 128 threads add to them, not the copy engine
     if D <= 128:
-        # 64 x 64 of dQ are 16 rows of its sums; at d = 80 and 96 one half is narrower
-        n = 16 if D == BLOCK_D else (D - 64) // 4
-        sums_in = float32_descriptor(sums.data_ptr(), (sums.numel() // 256, 256), (n, 256))
+        block = rows_of_sums(D), 256
+        sums_in = float32_descriptor(sums.data_ptr(), (sums.numel() // 256, 256), block)
     inputs = q_desc, k_desc, v_desc, do_desc, rows_desc, sums_in
     steps: list[Step] = [(launches.preprocess, (o, do, lse, rows, sums), launches.of_rows)]
     gradients = [(dk, dv)] if len(launches.main) == 1 else [(dv,), (dk,)]

@@ -303,12 +303,12 @@ def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, compiler):
         if flags != "keys":
             ours |= {64: {9}, 128: {9, 15}}.get(d, {15})
         assert {number for number in report["barriers"] if number >= 5} == ours, job
-        # a step adds up 16 columns of d for S and dP, 64 to 128 queries for dV and dK
+        # a step adds up 16 columns of d for S and dP, 16 of BLOCK_M queries for dV and dK
         parts = 1 if d in (64, 128) else 2
         BLOCK_M, BLOCK_D, _ = backward_tile(d)
         products, steps = 4 * parts, 2 * d // 16 + 2 * parts * BLOCK_M // 16
         if flags != "keys":
-            products, steps = products + 1, steps + 8  # of 128 keys for dQ
+            products, steps = products + 1, steps + 8  # 16 of 128 keys for dQ
         assert len(loops) == (2 if flags in ("plain", "keys") else 4), job  # with masks and without
         for loop in loops:
             assert loop["WARPGROUP.ARRIVE"] == products, (job, loops)
@@ -348,8 +348,8 @@ def test_products_of_both_passes_above_128_on_hopper_run_by_themselves(d, name, 
         ours = {5} if name == "VALUES" else {5, 6, 10} if d == 256 else {5, 6, 9}
         ours |= {15} if name == "KEYS" and flags != "keys" else set()
         assert {number for number in report["barriers"] if number >= 5} == ours, job
-        # a step adds up 16 columns of d for S and dP; of 64 queries for dV and dK, of 128 keys for
-        # dQ; those are for one part of d
+        # a step adds up 16 columns of d for S and dP, 16 of 64 queries for dV and dK, 16 of 128
+        # keys for dQ; those are for one part of d
         config = TWO_PASS[d][name]
         parts = config["PARTS"]
         products, steps = (2, d // 16 + 4 * parts) if name == "VALUES" else (3, d // 8 + 4 * parts)

@@ -33,7 +33,7 @@ SIZES = [  # d, D, BLOCK_M
 def registers(tile):
     """A tile of dQ as its two consumers add it up: each its half, in the order of its registers.
 
-    64 x 64 at a time, or 64 x 32, 64 x 16; above d = 128 a consumer has two of these.
+    64 x 64 at a time, or 64 x 32, 64 x 16; above d = 128 a consumer has one or two of them.
 
     After wgmma's picture of an accumulator (PTX ISA, m64nNk16): warp w has rows 16 w to 16 w + 15;
     of 8 rows and 8 columns thread t has row t / 4 and columns 2 (t % 4) and the next.
