@@ -48,7 +48,7 @@ from stages.common.gluon import (
 )
 from stages.common.no_triton import tl, triton
 
-from .forward import zeros
+from .forward import matrix_layout, unknown_zero, zeros
 from .pipeline import Pipeline, make_mbarriers, make_pipeline, named_barrier
 from .schedule import Problem, make_scheduler
 
@@ -245,18 +245,18 @@ def mainloop(
     PARTS: gl.constexpr = problem.PARTS
     DQ_D: gl.constexpr = 64 if BLOCK_D == 64 or c == 0 else D - 64  # columns of its half of dQ
     LEFT: gl.constexpr = gl.DotOperandLayout(0, dv[0].type.layout, 2)  # operand of dV and dK
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    S: gl.constexpr = matrix_layout(BLOCK_M)
     keys = start_n + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
     # Whether dP begins as -delta. Measured: that's faster at d = 128 under a causal mask, where it
     # leaves registers free, slower without one.
     FROM_DELTA: gl.constexpr = BLOCK_D == 128 and problem.CAUSAL
     IN_ORDER: gl.constexpr = problem.DQ and PARTS == 1
-    s_zero = gl.zeros([64, BLOCK_M], gl.float32, S)
+    s_zero = zeros(BLOCK_M)
     dq_zero = zeros(DQ_D)
     for i in range(first, end):
-        # K and V are in slot 0. The compiler can't know that q_count >> 30 is 0, nor compute their
-        # addresses before the loop, where they would occupy some 20 registers.
-        zero = q_count >> 30
+        # K and V are in slot 0, but the compiler can't know, nor compute their addresses before the
+        # loop, where they would occupy some 20 registers.
+        zero = unknown_zero(q_count)
         k_all, v_all = k_pipe.tile(zero), v_pipe.tile(zero)  # (128, BLOCK_D)
         k, v = k_all.slice(64 * c, 64, 0), v_all.slice(64 * c, 64, 0)  # (64, BLOCK_D)
         q, do = queries.consumer_wait(q_count)  # (BLOCK_M, BLOCK_D)
@@ -517,14 +517,10 @@ def write_dq(
     """Write BLOCK_D columns of BLOCK_M rows of dq, from FIRST_D on."""
     offs_d = FIRST_D + tl.arange(0, BLOCK_D)  # (BLOCK_D,)
     flat = tl.load(sums_ptr + BLOCK_M * FIRST_D + tl.arange(0, BLOCK_M * BLOCK_D))
-    # 64 columns (of 128 rows the consumer), warp, 8 columns, row of 8, 2 columns, half, column
-    if BLOCK_D <= 64:
-        held = tl.reshape(flat, (BLOCK_M // 64, 4, BLOCK_D // 8, 8, 4, 2, 2))
-        held = tl.permute(held, (0, 1, 5, 3, 2, 4, 6))
-    else:
-        held = tl.reshape(flat, (BLOCK_D // 64, 4, 8, 8, 4, 2, 2))
-        held = tl.permute(held, (1, 5, 3, 0, 2, 4, 6))
-    dq = tl.reshape(held, (BLOCK_M, BLOCK_D))
+    # 64 columns, 64 rows, warp, 8 columns (of all, if fewer), row of 8, 2 columns, half, column
+    shape: tl.constexpr = max(BLOCK_D // 64, 1), BLOCK_M // 64, 4, min(BLOCK_D, 64) // 8, 8, 4, 2, 2
+    dq = tl.permute(tl.reshape(flat, shape), (1, 2, 6, 4, 0, 3, 5, 7))
+    dq = tl.reshape(dq, (BLOCK_M, BLOCK_D))
     lse = tl.load(rows_ptr + offs_m)
     dq = tl.where(lse[:, None] == float("inf"), 0.0, dq * scale)
     dq_ptrs = dq_ptr + offs_m[:, None] * stride_dqm + offs_d[None, :].to(tl.int64) * stride_dqd

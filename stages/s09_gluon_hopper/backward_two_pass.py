@@ -35,10 +35,10 @@ dK 128, S 32, dP 32, lse and -delta 32, and when S and dP are used up dQ 64. Sha
     256  dV      64          2 x 32, 2 x 32
          dK, dQ  64  64  16  1.5 x 32, 32    a part is loaded as soon as a slot is free
 
-At d = 192 some 17 KB are used to exchange rows of dK and dV before they are stored.
-Too little is left for sums of dQ to wait there for the copy engine, which takes 16 KB or more for
-each consumer: threads add them to global memory from registers, 16 bytes each (after
-FlashAttention-3, which does so at d = 256).
+At d = 192 some 17 KB are used to exchange rows of dK and dV before they are stored. Too little is
+left for sums of dQ to wait there for the copy engine, which takes 16 KB or more for each consumer:
+threads add them to global memory from registers, 16 bytes each (after FlashAttention-3, which does
+so at d = 256).
 At d = 192 dS has two places, as at 128. At 256 it has one, and no consumer writes to it before the
 other has read it for dQ: for S it needs the second part of the next Q, which takes the place of the
 first part of this one, and both consumers release that when their dQ is done.

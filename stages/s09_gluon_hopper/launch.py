@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stages import s07_triton_training as s07
 from stages import s08_triton_split_kv as s08
+from stages.common.fit import padded_dim
 from stages.common.gluon import TensorDescriptor, driver, gl
 from stages.common.kernels import LOG2_E
 from stages.common.launch import MOST_KEPT, Launch, Step, launch_again, launch_and_keep
@@ -332,7 +333,7 @@ def backward_launches(
     return BackwardLaunches(
         rows=(B, H, 2, padded_rows), sums=(B, H, padded_rows, D) if DQ else (1, 1, 64, 64),
         preprocess=Launch(
-            preprocess_kernel, (blocks, H, B), ZERO=DQ, BLOCK_D=1 << (D - 1).bit_length(), **tile
+            preprocess_kernel, (blocks, H, B), ZERO=DQ, BLOCK_D=padded_dim(D), **tile
         ),
         of_rows=of_rows,
         main=main, sizes=sizes,
