@@ -151,10 +151,10 @@ def digests() -> None:
                 continue
             for name in [config] if config else ["BACKWARD", "CONFIGS"]:
                 if name in names or name in names.get("TWO_PASS", {}).get(d, ()):
-                    try:
-                        cubins.compile_gluon(place, d, dtype, name, flags)
-                    except KeyError:  # an older checkout's backward pass has 80 and 96 padded
+                    # an older checkout's backward pass has d = 80 and 96 padded to 128
+                    if which == "backward" and d in (80, 96) and "rows_of_sums" not in names:
                         return False
+                    cubins.compile_gluon(place, d, dtype, name, flags)
                     return True
         return False
 
