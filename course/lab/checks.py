@@ -279,7 +279,8 @@ def declared(path: Path) -> int:
     except SyntaxError as error:
         raise BadStage(f"{path.name}:{error.lineno}: not Python: {error.msg}") from None
     except (*gaps.UNPARSED, LookupError) as error:
-        raise BadStage(f"{path.name}: {error}; --stage says which stage it is") from None
+        said = str(error).removeprefix(f"{path.name}: ").partition(": <ast.")[0]
+        raise BadStage(f"{path.name}: {said}; --stage says which stage it is") from None
     if number not in STAGES:
         known = ", ".join(map(str, STAGES))
         raise BadStage(f"{path.name}: got stage {number}, expected one of {known}, or --stage")

@@ -26,6 +26,7 @@ from harness.problems.problem import Problem
 
 LIMIT = 60.0  # seconds for each of the two processes
 CORNER = 4  # how many rows and columns of a failing case are shown
+SPANS = 4  # how many spans of wrong rows are named at most
 NEAR = 0.01  # an output this much nearer to a mistake's than to the truth has that mistake
 ROUNDED = 2.0**-7  # of an output's size: one rounding to bfloat16 is off by 2^-9 at most
 # a function that walks tiles -> its loop's variable; and the state that such a loop carries
@@ -315,8 +316,8 @@ def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> lis
         shape += f", causal {problem.causal}, seqlens_k {problem.seqlens_k}"
     lines = [
         shape,
-        f"{name} {tuple(got.shape)} is wrong in rows {spans(rows, got.shape[2])} and "
-        f"columns {spans(columns, got.shape[3])}",
+        f"{name} {tuple(got.shape)} is wrong in {spans('row', rows, got.shape[2])} and "
+        f"{spans('column', columns, got.shape[3])}",
         f"most at batch {b}, head {h}, row {i}, column {j}: got {number(got[b, h, i, j])}, "
         f"expected {number(truth[b, h, i, j])}",
     ]
@@ -337,13 +338,24 @@ def short(x: Any) -> str:
     return text if len(text) <= 8 else f"{float(x):.1e}"
 
 
-def spans(numbers: Sequence[int], of: int) -> str:
-    """Which of `of` indices: '0-4 (all 5)', '7 (1 of 9)', '0-4 (3 of 9)' with gaps; or 'none'."""
+def spans(kind: str, numbers: Sequence[int], of: int) -> str:
+    """Which of `of` rows: 'rows 0-4 (all 5)', 'row 7 (1 of 9)', 'rows 0-2, 5 (4 of 9)'.
+
+    Of many spans, the first and the last: 'rows 0, 2, 4, ..., 62 (32 of 64)'; 'no row' of none.
+    """
     if not numbers:
-        return "none"
-    first, last = numbers[0], numbers[-1]
+        return f"no {kind}"
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    said = [f"{each[0]}-{each[-1]}" if len(each) > 1 else f"{each[0]}" for each in found]
+    if len(said) > SPANS:
+        said[SPANS - 1 : -1] = ["..."]
     count = f"all {of}" if len(numbers) == of else f"{len(numbers)} of {of}"
-    return f"{first if first == last else f'{first}-{last}'} ({count})"
+    return f"{kind}{'s' * (len(numbers) > 1)} {', '.join(said)} ({count})"
 
 
 def first_tile(problem: Problem, layout: str, states: Any, backward: bool) -> list[str]:

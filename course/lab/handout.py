@@ -57,7 +57,7 @@ def belongs(name: str, last: int) -> bool:
     if upper:
         lower = re.match(r"notebooks/(\d\d)_to", name)
         number = int(upper[1])
-        page = name.startswith("docs/")  # of the stage to be written: its questions
+        page = name.startswith("docs/") and number in about()  # of the next stage: its questions
         return number <= last + page or (number == YARDSTICK and not lower)
     if name.startswith("notebooks/"):  # the overview shows every stage
         return name.startswith("notebooks/primer")
@@ -95,7 +95,7 @@ def export(to: Path, last: int) -> None:
         x for name in {*kept, *stub_of} - {*peers} for x in imported(name)
     }:
         kept = [name for name in kept if name not in unused]  # nothing that is kept imports them
-    gone = parts(names) - parts(kept)
+    gone = {*names} - {*kept}
     kept = [name for name in kept if name not in peers or not imported(name) & gone]
     for name in kept:
         copy(ROOT / name, to / name)
@@ -150,6 +150,7 @@ def readme(to: Path, there: Collection[int], following: int | None) -> str:
     """The copy's first page, with the table of all stages."""
     whole = (ROOT / "README.md").read_text(encoding="utf-8")
     stages = whole.partition("<!-- begin ladder -->\n")[2].partition("<!-- end ladder -->")[0]
+    stages = re.sub(r"\[Sizes\]\([^)]*\); \[h", "[H", stages)  # on a page that is not there
     top = max(there) if following is None else following - 1
     if top < FIRST_ON_A_GPU:  # whose gain is the first that a GPU's record shows
         stages = re.sub(r"Measured on: NVIDIA .*\n+", "", stages)

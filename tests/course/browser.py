@@ -6,10 +6,10 @@ from pathlib import Path
 
 import picture_of_page
 import pytest
+from ladder_command import PATIENCE
 from picture_of_page import CHROMIUM, DRIVER
 
 LIGHT, DARK = "light", "dark"
-PATIENCE = 20  # seconds; a safety net, no test is decided by it
 
 
 @contextmanager
@@ -19,6 +19,7 @@ def started():
         pytest.skip("no browser: chromium and chromedriver are not on the PATH")
     pytest.importorskip("selenium", reason="selenium is not installed")
     with picture_of_page.started(CHROMIUM, DRIVER) as driver:
+        driver.set_script_timeout(PATIENCE)
         yield driver
 
 

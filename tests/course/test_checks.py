@@ -3,13 +3,15 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+import torch
 from ladder_command import ROOT, environ
 from test_grade import of_some, of_stage
 from test_lab_diagnoses import MISTAKES
 
-from course.lab import checks, cpp, labs
+from course.lab import checks, cpp, explain, labs
 from course.lab.grading import calls, grade
 
 
@@ -50,6 +52,26 @@ def test_what_a_first_call_imports_is_not_taken_for_work_that_the_next_one_remem
         [sys.executable, tmp_path / "once.py"], env=environ(), capture_output=True, text=True
     )
     assert done.stdout == "passed \n", done
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([1, 4], "rows 1, 4 (2 of 9)"),
+        ([7], "row 7 (1 of 9)"),
+        ([0, 1, 2, 5], "rows 0-2, 5 (4 of 9)"),
+        ([0, 2, 4, 7, 8], "rows 0, 2, 4, 7-8 (5 of 9)"),
+        ([0, 2, 4, 6, 8], "rows 0, 2, 4, ..., 8 (5 of 9)"),
+        ([*range(9)], "rows 0-8 (all 9)"),
+    ],
+)
+def test_the_rows_that_are_wrong_are_named_and_no_others(rows, says):
+    problem = replace(checks.BASE, nq=9, d=2)
+    truth = torch.zeros(1, 1, 9, 2)
+    got = truth.clone()
+    got[0, 0, rows, 1] = 1.0
+    line = explain.show(problem, "o", got, truth, 0.1)[1]
+    assert line == f"o (1, 1, 9, 2) is wrong in {says} and column 1 (1 of 2)"
 
 
 @pytest.mark.slow

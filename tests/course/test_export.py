@@ -8,7 +8,8 @@ import sys
 
 import pytest
 import typer
-from ladder_command import environ, installed
+from ladder_command import by_name, environ, installed, ladder
+from marks import quickly
 from test_lab import solution
 
 from course.lab import gaps, handout, labs
@@ -61,6 +62,17 @@ def test_every_link_of_a_copy_leads_somewhere(last, copies):
             ):  # fmt: skip
                 dead.append(f"{page.relative_to(copies(last))}: {target}")
     assert linked > 20 and dead == []
+
+
+@every_copy
+def test_no_page_of_a_copy_speaks_of_what_it_lacks(last, copies):
+    walked = {int(page.name.split("-")[0])
+              for page in (copies(last) / "docs" / "walkthrough").glob("[0-9]*-*.md")}  # fmt: skip
+    assert walked == handout.stages_in(copies(last)) | {last + 1} & {*labs.about()}
+    for page, text in pages(copies(last)):
+        for gone in ("solutions are public", "lecturer", "Sizes;", "not in a handout", "pytest",
+                     "test-all` fifteen", "On page 5"):  # fmt: skip
+            assert gone not in text, page
 
 
 def calls(text):
@@ -152,14 +164,30 @@ def test_a_copy_has_the_questions_of_the_next_stage_and_its_hints(copies, monkey
         list(labs.hints(6, 1))
 
 
+def in_a_copy(copy, site):
+    """The environment in which the copy's own code is imported."""
+    path = installed(site)["PYTHONPATH"]  # after the copy's: an editable install comes first else
+    return environ(PYTHONPATH=f"{copy}:{path}")
+
+
+@pytest.mark.parametrize("last", quickly(1, (4, 0, 2, 6, 8)))
+def test_a_copy_measures_its_stages(last, copies, tmp_path):
+    """Also the peers that it still has are loaded for that: whatever they import is there."""
+    env = in_a_copy(copies(last), tmp_path / "site")
+    (tmp_path / "away").mkdir()  # a path that is the current folder would be left out
+    words = ["run", "--stages", "0", "--n", "8", "--device", "cpu", "--out", "run.jsonl"]
+    done = ladder(*words, cwd=tmp_path / "away", env=env)
+    assert done.returncode == 0, done.stderr
+    assert by_name(tmp_path / "away" / "run.jsonl").keys() == {"scalar_autograd"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("last", (1, 4))
 def test_the_tests_of_a_copy_pass_there_and_find_a_broken_stage(last, copies, tmp_path):
     """Also beside what a student writes."""
     copy = tmp_path / "copy"
     handout.export(copy, last)
-    env = environ(PYTHONPATH=f"{installed(tmp_path / 'site')['PYTHONPATH']}")
-    env["PYTHONPATH"] = f"{copy}:{env['PYTHONPATH']}"
+    env = in_a_copy(copy, tmp_path / "site")
     (copy / "mine_5.py").write_text("import os;x=1")
 
     def tests():

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from ladder_command import ROOT, Started, environ, in_turn, ladder
+from marks import quickly
 from stage_files import Table
 
 from course.edits import replace_once
@@ -112,9 +113,7 @@ def test_a_cheat_gets_nothing_for_what_it_gains(name, expected, tmp_path, monkey
 
 
 @pytest.mark.parametrize("within", [False, True])
-@pytest.mark.parametrize(
-    "line", [x if at < 2 else pytest.param(x, marks=pytest.mark.slow) for at, x in enumerate(LEFT)]
-)
+@pytest.mark.parametrize("line", quickly(2, LEFT))
 def test_what_an_honest_student_leaves_in_a_file_is_no_cheat(line, within, tmp_path, monkeypatch):
     of_some(monkeypatch, "a few keys")
     text = edited(BODY, f"    {line}\n{BODY}") if within else f"{RAW}\n{line}\n"
@@ -168,24 +167,59 @@ ONLINE = """    m, l, acc = -torch.inf, 0.0, 0.0
 """
 
 
+LARGE = "    tiles = range(0, v.shape[2], 1024)\n" + ONLINE.replace("n + 64", "n + 1024")
+PADDED = "    q = torch.nn.functional.pad(q, (0, 0, 0, 15))\n" + ONLINE.replace(
+    "return acc / l", "return (acc / l)[:, :, :-15]"
+)
+JOINED = (
+    ONLINE.replace("in tiles", "in range(0, v.shape[2], 1280)")
+    .replace(
+        "q @ k[..., n : n + 64]", "torch.cat([q @ k[..., i : i + 640] for i in (n, n + 640)], -1)"
+    )
+    .replace(
+        "p @ v[:, :, n : n + 64]",
+        "p[..., :640] @ v[:, :, n : n + 640] + p[..., 640:] @ v[:, :, n + 640 : n + 1280]",
+    )
+)
+MERGED = """    parts = []
+    for n in range(0, v.shape[2], 32):
+        s = q @ k[..., n : n + 32]
+        m = s.amax(-1, keepdim=True)
+        p = (s - m).exp()
+        parts.append((m, p.sum(-1, keepdim=True), p @ v[:, :, n : n + 32]))
+    m = torch.stack([x for x, _, _ in parts]).amax(0)
+    l = sum((x - m).exp() * y for x, y, _ in parts)
+    return sum((x - m).exp() * z for x, _, z in parts) / l
+"""
 BODIES = {  # of stage 5 in torch -> what its diagnosis begins with
-    ONLINE: "",
+    ONLINE: "", LARGE: "", PADDED: "", MERGED: "",
     "    return torch.softmax(q @ k, -1) @ v\n": "one tile has all the keys",
+    "    k, v = (x.unflatten(2, (4, -1)) for x in (k.mT, v))\n"
+    "    p = (q[..., None, :] * k).sum(-1).exp()\n"
+    "    return ((p / p.sum())[..., None] * v).sum((2, 3))[:, :, None]\n":
+    "one tile has all the keys",
     "    p = torch.softmax(torch.cat([q @ k[..., n : n + 64] for n in tiles], -1), -1)\n"
-    "    return sum(p[..., n : n + 64] @ v[:, :, n : n + 64] for n in tiles)\n": "S is made whole",
+    "    return sum(p[..., n : n + 64] @ v[:, :, n : n + 64] for n in tiles)\n":
+    "S or P is made whole",
+    JOINED: "S or P is made whole",
     "    return torch.nn.functional.scaled_dot_product_attention(q, k.mT, v, scale=1)\n":
     "not allowed: torch's scaled_dot_product_attention",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("body", BODIES, ids=["online", "one product", "put together", "fused"])
+@pytest.mark.parametrize(
+    "body",
+    BODIES,
+    ids=["online", "large tiles", "rows padded", "merged", "one product", "folded", "put together",
+         "joined", "fused"],
+)  # fmt: skip
 def test_in_torch_a_whole_s_is_refused_however_it_is_made(body, tmp_path, monkeypatch):
     """And the keys may be scaled first."""
     of_some(monkeypatch, "one pass, tile by tile", *["many keys"] * (body == ONLINE))
     path = tmp_path / "mine.py"
     path.write_text(IN_TORCH + body, encoding="utf-8")
     row, result = grade.grade(path, 5, None, True, calls.Limits())
-    assert (row.verdict == "passed") == (body == ONLINE), result
+    assert (row.verdict == "passed") == (not BODIES[body]), result
     assert row.diagnosis.startswith(BODIES[body])
 
 
@@ -292,6 +326,7 @@ def test_rows_that_are_done_outlive_a_command_that_is_killed(tmp_path):
     write(folder, b="")
     done = in_turn(*asked)
     assert "a: passed, 9 of 9 (kept)" in done.stdout and done.stdout.count("(kept)") == 1
+    assert "b: not-written, 0 of 9: " in done.stdout  # and why, where no check was made
     assert [row["verdict"] for row in rows_of(out).values()] == ["passed", *["not-written"] * 2]
 
 
@@ -416,7 +451,7 @@ SUBMITTED = {  # of stage 1, then of stage 5
     "half written": KINDS["not_written"],
     "crashes": KINDS["crashed"],
     "no rescale": S5.replace(PAST, ""),
-    "one tile": S5.replace(GRID, f"        config['BLOCK_N'] = 1024\n{GRID}"),
+    "one tile": S5.replace(GRID, f"        config['BLOCK_N'] = 1 << Nk.bit_length()\n{GRID}"),
     "no max": S5.replace("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = m_i * 0"),
 }
 
@@ -471,7 +506,7 @@ def test_what_torch_made_from_a_kernels_output_stays_known_where_memory_is_used_
     _disable_profiler_legacy()
     rules["kernels"] = ["o"]
     acc, first, second = (empty(64) for _ in range(3))
-    watched.stored.append(acc.data_ptr())
+    watched.stored.add(acc.data_ptr())
     assert "no Triton kernel" in watched.suspect({"o": first})
     watched.operation("mul", [acc], [first])
     watched.operation("nan_to_num", [first], [second])

@@ -113,7 +113,8 @@ def test_the_twin_needs_no_triton(tmp_path):
     [
         ("STAGE = Stage(number=1, name='x')\nthis is no Python", None, "mine.py:2: not Python: "),
         ("import nothing_such\nSTAGE = Stage(number=1, name='x')\n", "crashed", "nothing_such"),
-        ("def attend(q, k, v):\n    return q\n", None, "STAGE"),
+        ("def attend(q, k, v):\n    return q\n", None, "mine.py: no STAGE"),
+        ("STAGE = Stage(number=one)\n", None, "mine.py: malformed node or string on line 1; --st"),
     ],
 )
 def test_a_file_that_is_no_stage_ends_in_one_line(text, verdict, said, tmp_path):
@@ -121,6 +122,7 @@ def test_a_file_that_is_no_stage_ends_in_one_line(text, verdict, said, tmp_path)
     path.write_text(text)
     done = in_turn("lab", "check", path)
     assert done.returncode == (2 if verdict is None else 1)
+    assert (done.stderr + done.stdout).count("mine.py") <= 1
     assert said in done.stderr + done.stdout and "Traceback" not in done.stderr + done.stdout
 
 

@@ -183,6 +183,7 @@ def settings(page):
     )
 
 
+@pytest.mark.slow
 def test_the_address_holds_every_section_that_was_changed(page):
     """And no other, whatever is gone to; what is as at first is left out."""
     page.open()
@@ -241,6 +242,7 @@ def test_a_malformed_address_is_said_and_shows_the_first_example(page):
     assert page.js("return document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_the_theme_is_the_systems_until_the_button_switches_it(page, theme):
     def dark():
@@ -254,6 +256,7 @@ def test_the_theme_is_the_systems_until_the_button_switches_it(page, theme):
         button.click()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1440])
 def test_nothing_is_wider_than_the_page(page, width):
     """A ragged tail and many keys, too: a wide table scrolls in its own box."""

@@ -15,6 +15,8 @@ from harness.records.jsonl import read
 from harness.records.units import show_time
 from ladder.report import report_command
 
+pytestmark = pytest.mark.slow  # test_page.py has what `make test` opens a browser for
+
 HOSTILE = "</script><img src=x onerror=document.title='run'><!--<script>"
 RESULTS = ROOT / "results"
 SHOWN = ("cpu/tour", "h200/table-4.2", "h200/roofline-float16", "h200/roofline-float32",
@@ -146,7 +148,8 @@ def test_the_address_holds_what_the_records_are_shown_as(page):
     ):  # fmt: skip
         control = page.labelled(label, section)
         page.put(control, page.js(options, control)[-1])
-    page.until("/^#roofline.*;comparison.*&sort=time&down=1&over=.*;charts/.test(location.hash)")
+    held = "^#roofline[^;]*float32=.*;comparison.*&sort=time&down=1&over=.*;charts"
+    page.until(f"/{held}/.test(location.hash)")
     shown = (
         "return [...document.querySelectorAll('main select')].map((e) => e.value).concat("
         "[...document.querySelectorAll('#comparison thead th, figcaption, #roofline .drawing svg')]"

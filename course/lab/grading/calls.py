@@ -33,8 +33,11 @@ LIMITS = {
     "reads": "it reads {got:.3g} elements for each of q, k and v, as in more than one pass",
     "tile": "it loads {got:.0%} of the keys at once, as in one tile",
     "scores": "it makes a tensor of {got:.0%} of all scores, as if S were whole",
+    "kept": "it holds tensors of {got:.0%} of all scores at once, as if S were whole",
     "masked": "it masks {got:.0%} of all scores, as if no tile were seen whole",
-    "visits": "it reads {got:.0%} of what it reads without a mask",
+    "writes": "it fills {got:.3g} elements for each of o, as if S were whole",
+    "alone": "one program reads {got:.0%} of all that is read, as if no keys were split",
+    "visits": "a row's program reads {got:.0%} of all keys, as without a mask",
 }
 
 
@@ -237,16 +240,11 @@ def answer(
                     call = prepare_for(problem, module, bound, given.tensors)
             assert call is not None
             work.record()  # what was before is the harness's own
-            work.given = sum(x.numel() for x in given.tensors if x is not None)
+            work.expect(problem, given.tensors)
             with whole(), work.counted(works if asked["compared"] else None):
                 outputs = call()
             suspect = work.suspect(dict(zip(OUTPUTS[problem.direction], outputs)))
-            did, free = work.measured(problem), replace(problem, causal=False)
-            if "visits" in rules["work"]:
-                read = work.loaded
-                with guard.watching():
-                    bind(module.attend, free)(*given.tensors[:3])
-                did["visits"] = read / max(1, work.loaded)
+            did = work.measured(problem)
             for name, most in rules["work"].items():
                 if did[name] > most:
                     raise WrongOutput(LIMITS[name].format(got=did[name]))

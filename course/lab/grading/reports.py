@@ -96,8 +96,9 @@ def of_class(rows: Sequence[Row], points: Mapping[str, float]) -> str:
             lines += [f"| {title} | |", "|---|---|"]
             ordered = sorted(counts.items(), key=lambda each: -each[1])
             lines += [f"| {name} | {count} |" for name, count in ordered if count] + [""]
-    if len(tried) < len(rows):
-        lines.append(f"{len(rows) - len(tried)} were not checked: not written, or not loaded.")
+    if left := len(rows) - len(tried):
+        were = "was" if left == 1 else "were"
+        lines.append(f"{left} {were} not checked: the reports say why.")
     return "\n".join(lines).rstrip() + "\n"
 
 

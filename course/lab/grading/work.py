@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -34,6 +36,7 @@ SCALED = 4  # numbers that torch may scale, for each number that the submission 
 # functions of a tensor that hand its numbers to NumPy, or to Python
 TO_NUMPY = ("numpy", "__array__")
 TO_PYTHON = ("tolist", "__dlpack__", "untyped_storage", "storage", "_typed_storage")
+MODE = "PythonDispatchMode"  # in torch's record, within an operation: it is handed to a mode
 WHOLE = torch._C.DispatchKey.CompositeImplicitAutograd
 RECORD = ProfilerConfig(
     ProfilerState.CPU, False, False, False, False, False, _ExperimentalConfig()
@@ -52,15 +55,22 @@ class Work:
         asked: Callable[[], bool],
     ) -> None:  # fmt: skip
         self.path, self.rules, self.end, self.asked = path, rules, end, asked
-        self.given = 1 << 20  # numbers that the submission is given, in one call
+        # of one call: numbers that the submission is given; rows of queries, in all heads; columns
+        self.given, self.rows, self.d = 1 << 20, 1, 1
+        self.inputs = [-1]  # the storages of q, k and v
         self.operations = self.stores = self.scaled = 0
         self.steps = 0  # what the interpreter has carried out, for any kernel
-        # elements: read, at most at once, with those that a load's mask leaves out, by tl.where
-        self.read = self.widest = self.loaded = self.masked = 0
-        self.computed = set[tuple[int, ...]]()  # shapes of what torch has computed, no kernel
+        # elements: loaded, at once at most (in torch: of k or v), and masked by tl.where
+        self.read = self.widest = self.masked = 0
+        # of each program, and of each run of loads and the stores that follow it in one program:
+        # elements loaded, with those that a mask leaves out, and stored
+        self.programs, self.runs = [0], [[0, 0]]
+        # where scores lie: the address of a tensor -> its storage, where that begins, how many keys
+        self.kept: dict[int, tuple[StorageWeakRef, int, int]] = {}
+        self.largest = self.most_kept = 0  # keys whose scores one tensor has, and all hold at once
         self.seen = Counter[str]()  # operations that the mode has seen since the last `recorded`
         self.made_from: dict[int, set[int]] = {}  # a storage -> those that its numbers come from
-        self.stored: list[int] = []  # an address of each store by one of its own kernels
+        self.stored = set[int]()  # addresses to which its own kernels have stored
         self.sizes: dict[int, int] = {}  # a storage -> its bytes
         self.own = False  # whether the kernel that runs is the submission's
         self.operator, self.function = Operations(self), Functions(self)
@@ -72,12 +82,20 @@ class Work:
     def watching(self) -> Iterator[None]:
         """Watch while the submission's own code runs."""
         self.operations = self.stores = self.scaled = 0
-        self.read = self.widest = self.loaded = self.masked = 0
-        for noted in (self.made_from, self.sizes, self.stored, self.computed):
+        self.read = self.widest = self.masked = self.largest = self.most_kept = 0
+        self.programs, self.runs = [0], [[0, 0]]
+        for noted in (self.made_from, self.sizes, self.stored, self.kept):
             noted.clear()
         with self.operator, self.function:
             yield
         self.recorded()
+
+    def expect(self, problem: Problem, tensors: Sequence[Any]) -> None:
+        """Note what the next call is given: `tensors`, of which q, k and v are the first."""
+        there = [x for x in tensors if x is not None]
+        self.given = sum(x.numel() for x in there)
+        self.rows, self.d = problem.b * problem.h * problem.nq, problem.d
+        self.inputs = [self.place(x) for x in there[:3]]
 
     def record(self) -> list[Any]:
         """Return torch's record since the last time, of each thread, and begin a new one."""
@@ -92,7 +110,12 @@ class Work:
     def recorded(self) -> None:
         """End it where torch has computed, since the last time, what was hidden from the mode."""
         events = self.record()
-        ran = Counter(event.name() for thread in events for event in thread)
+        ran = Counter(
+            event.name()
+            for thread in events
+            for event, within in pairwise([*thread, *thread[-1:]])
+            if within.name() != MODE  # what is handed to the mode runs when the mode calls on
+        )
         seen, self.seen = self.seen, Counter()
         for full, count in ran.items():
             home, _, name = full.rpartition("::")
@@ -116,13 +139,17 @@ class Work:
         computes = name.endswith(PRODUCTS) or any(map(inexact, new))  # no index arithmetic
         watched = tensors if computes else numbers
         least = self.rules["least"]
-        if not self.allowed(name) and any(x.numel() >= least for x in watched):
+        adds_up = name.strip("_") == "index_put" and any(x is True for x in given)
+        allowed = self.allowed("sum" if adds_up else name)
+        if not allowed and any(x.numel() >= least for x in watched):
             self.end(f"torch's {name} does work that is the submission's own")
         if not self.rules["kernels"]:
             self.torch_computes(name, numbers, new)
         scales = name.strip("_") in self.rules["scale"] and "*" not in self.rules["torch"]
         if scales and computes:
-            self.scaled += sum(x.numel() for x in new if x.numel() >= least)
+            # a product of complex numbers is four
+            each = [x.numel() * (4 if x.is_complex() else 1) for x in new]
+            self.scaled += sum(count for count, x in zip(each, new) if x.numel() >= least)
             if self.scaled > SCALED * self.given:
                 self.end(
                     f"torch's {name} does work that is the submission's own: more than to scale"
@@ -144,11 +171,40 @@ class Work:
         self, name: str, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
     ) -> None:
         """Note what an operation reads and makes, where torch computes in place of kernels."""
-        if name.strip("_") not in self.rules["carry"]:
-            self.computed.update(tuple(x.shape) for x in made if inexact(x))
-        if name.endswith(PRODUCTS):
-            self.read += sum(x.numel() for x in given)
-            self.widest = max([self.widest, *(x.numel() for x in given)])
+        carries = name.strip("_") in self.rules["carry"]
+        self.keep(given, made, carries)
+        # an operation that joins keys, or values, with queries or weights reads those keys
+        q, *keys = self.inputs
+        sources = [{self.place(x), *self.made_from.get(self.place(x), ())} for x in given]
+        if not carries and any(q in each for each in sources):
+            read = [
+                x.numel()
+                for x, each in zip(given, sources, strict=True)
+                if q not in each and not each.isdisjoint(keys)
+            ]
+            self.read += sum(read)
+            self.widest = max([self.widest, *read])
+
+    def keep(
+        self, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor], carries: bool
+    ) -> None:
+        """Note which tensors hold scores, a number for each row and key, until they are freed.
+
+        An operation that only carries numbers makes scores of scores alone.
+        """
+        self.kept = {at: kept for at, kept in self.kept.items() if not kept[0].expired()}
+        places = {place for _, place, _ in self.kept.values()}
+        of_scores = any(self.place(x) in places for x in given)
+        for x in made:
+            # partial outputs have d numbers for each row
+            widths = [n for n in x.shape[-2:] if n != self.d]
+            per_row = any(math.prod(x.shape) == n * self.rows for n in widths)
+            if inexact(x) and (of_scores if carries else per_row):
+                keys = x.numel() // self.rows
+                storage = StorageWeakRef(x.untyped_storage())
+                self.kept[x.data_ptr()] = storage, self.place(x), keys
+                self.largest = max(self.largest, 0 if carries else keys)
+        self.most_kept = max(self.most_kept, sum(keys for *_, keys in self.kept.values()))
 
     def holds_numbers(self, x: torch.Tensor) -> bool:
         """Whether `x` holds real or complex numbers, or integers that were made from such."""
@@ -190,14 +246,18 @@ class Work:
     def measured(self, problem: Problem) -> dict[str, float]:
         """Return what the kernels, or torch, did for `problem`, in the units of checks.toml."""
         heads, keys = problem.b * problem.h, problem.nk * problem.d
-        rows = heads * problem.nq
-        # of tensors with a number for each row and some keys; tiles of k and v have others
-        widths = [n for x in self.computed for n in x[-2:] if math.prod(x) == n * rows]
         return {
             "reads": self.read / (heads * (problem.nq * problem.d + 2 * keys)),
             "tile": self.widest / keys,
-            "scores": max(widths, default=0) / problem.nk,
-            "masked": self.masked / (heads * problem.nq * problem.nk),
+            "scores": self.largest / problem.nk,
+            "kept": self.most_kept / problem.nk,
+            "masked": self.masked / (self.rows * problem.nk),
+            "writes": len(self.stored) / (self.rows * problem.d),
+            "alone": max(self.programs) / max(1, sum(self.programs)),
+            "visits": (
+                sum(stored * loaded for loaded, stored in self.runs)
+                / max(1, sum(n * (2 * keys + n) for loaded, n in self.runs if loaded))
+            ),
         }
 
     @contextmanager
@@ -295,6 +355,7 @@ def watch_kernels(work: Work) -> None:
 
     real, execute = interpreter._interpreter, interpreter.GridExecutor.__call__
     select = interpreter.InterpreterBuilder.create_select
+    set_program = interpreter.InterpreterBuilder.set_grid_idx
 
     class Stores:
         def __getattr__(self, name: str) -> Any:
@@ -305,7 +366,10 @@ def watch_kernels(work: Work) -> None:
                 read = int(np.sum(mask))  # a tile may have more columns than d
                 work.read += read
                 work.widest = max(work.widest, read)
-                work.loaded += ptrs.size
+                if work.runs[-1][1]:
+                    work.runs.append([0, 0])
+                work.runs[-1][0] += ptrs.size
+                work.programs[-1] += ptrs.size
             return real.load(ptrs, mask, *more)
 
         def store(self, ptrs: Any, value: Any, mask: Any) -> Any:
@@ -319,7 +383,9 @@ def watch_kernels(work: Work) -> None:
     def note(ptrs: Any, mask: Any) -> None:
         if work.own:
             work.stores += 1
-            work.stored.extend(int(at) for at in ptrs[mask][:1])
+            places = ptrs[mask].tolist()
+            work.stored.update(places)
+            work.runs[-1][1] += len(places)
 
     def where(builder: Any, condition: Any, x: Any, y: Any) -> Any:
         tile = min(condition.data.shape[:2], default=0) > 1 < condition.data.ndim
@@ -327,6 +393,11 @@ def watch_kernels(work: Work) -> None:
         if work.own and tile and min(x.data.min(), y.data.min()) < HIDES:
             work.masked += condition.data.size
         return select(builder, condition, x, y)
+
+    def begin(builder: Any, *program: int) -> None:
+        work.runs.append([0, 0])
+        work.programs.append(0)
+        set_program(builder, *program)
 
     def call(executor: Any, *args: Any, **options: Any) -> Any:
         file = executor.fn.__code__.co_filename
@@ -345,7 +416,7 @@ def watch_kernels(work: Work) -> None:
 
     interpreter._interpreter, interpreter.GridExecutor.__call__ = Stores(), call
     builder = interpreter.InterpreterBuilder
-    builder.create_select = where
+    builder.create_select, builder.set_grid_idx = where, begin
     for name, step in list(vars(builder).items()):
         if name.startswith("create_"):
             setattr(builder, name, counting(step))
