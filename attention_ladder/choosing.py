@@ -91,6 +91,7 @@ class Call(NamedTuple):
     d           its head dimension
     many        whether it has more batch entries, or heads, than a CUDA grid's axis holds
     transformed whether torch.func or forward_ad is at work
+    gpu         the index of the GPU that it is on, or None
     """
 
     device: str
@@ -101,6 +102,12 @@ class Call(NamedTuple):
     idle: bool = False
     many: bool = False
     transformed: bool = False
+    gpu: int | None = None
+
+    @property
+    def where(self) -> str:
+        """The device with its index: one host may have unlike GPUs."""
+        return self.device if self.gpu is None else f"{self.device}:{self.gpu}"
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ def why_passed_over(number: int, call: Call) -> str | None:
     if number not in MODULES:
         MODULES[number] = stages.by_number(number)
     declared: Stage = MODULES[number].STAGE
-    if reason := why_not(declared, call.device) or why_not_dtype(declared, call.dtype, call.device):
+    if reason := why_not(declared, call.where) or why_not_dtype(declared, call.dtype, call.where):
         return reason
     for option in call.options:
         if option not in declared.options:
@@ -189,6 +196,7 @@ def call_of(q: Any, k: Any, v: Any, causal: bool, seqlens_k: Tensor | None) -> C
         idle=leaves_idle(q, k),
         many=max(q.shape[0], q.shape[1]) > MAX_GRID,
         transformed=not torch.compiler.is_compiling() and transformed(*tensors),
+        gpu=q.device.index,
     )
 
 

@@ -322,8 +322,7 @@ def skipped_blocks(
 
     (B, H, ceil(Nq / BLOCK_M)) int32, of ceil(Nk / BLOCK_N) tiles each, in the untuned
     configuration (`launch_config`), so that the count is the same on all cards that have room for
-    it. Raises as
-    `attend` does.
+    it. Raises as `attend` does.
     """
     check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
     B, H, Nq, d = q.shape

@@ -189,12 +189,10 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
     blocks: dict[str, Any]
     two_passes = getattr(module, "TWO_PASS", {}).get(d, {})
     if name in two_passes:
-        config = dict(two_passes[name])
-        BLOCK_D = d // config["PARTS"]
-        if name == "VALUES":
-            config["DQ"] = False
-        blocks = dict.fromkeys(("q", "do"), ((1, 1, 64, BLOCK_D), 128))
-        blocks |= dict.fromkeys("kv", ((1, 1, 128, BLOCK_D), 128)) | {"rows": ((1, 1, 2, 64), 0)}
+        config = two_passes[name] | module.REGISTERS | {"VALUES": name == "VALUES"}
+        BLOCK_D, rows = d // config["PARTS"], config.pop("BLOCK_M")
+        blocks = dict.fromkeys(("q", "do"), ((1, 1, rows, BLOCK_D), 128))
+        blocks |= dict.fromkeys("kv", ((1, 1, 128, BLOCK_D), 128)) | {"rows": ((1, 1, 2, rows), 0)}
         return module.two_pass_kernel, config, blocks
     if name != "BACKWARD":
         chosen = module.plan(d, False, 4096) if name == "plan" else getattr(module, name)
@@ -204,7 +202,7 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
         blocks = {x: ((1, 1, n, config["BLOCK_D"]), 128) for x, n in rows.items()}
         return module.attention_kernel, config, blocks
     rows, BLOCK_D, _ = module.backward_tile(d)
-    config = module.BACKWARD[BLOCK_D] | {"D": d}
+    config = module.BACKWARD[BLOCK_D] | module.REGISTERS | {"D": d}
     config.pop("BLOCK_M")
     blocks = dict.fromkeys(("q", "do"), ((1, 1, rows, BLOCK_D), 128))
     blocks |= dict.fromkeys("kv", ((1, 1, 128, BLOCK_D), 128))

@@ -242,7 +242,10 @@ def generated_table(env: Record, records: Sequence[Record]) -> Table:
     title = f"{labels(env)[stage_of(first)]}, {first['device']}, {first['mode']}; cache: {cache}"
     replays = first["device"] == "cuda" and first["page_size"]
     notes = [GENERATED_NOTE] if replays else [GENERATED_NOTE, NO_GRAPH]
-    return Table(list(map(Column, [*heads, "same tokens"])), rows, title, notes, gap=2)
+    widths = {head: max(map(len, ["CUDA graph", *head.split()])) for head in heads}
+    widths["same tokens"] = len("tokens")  # headings have several lines, and fit 80 columns
+    columns = [Column(head, least=n, most=n, wraps=True) for head, n in widths.items()]
+    return Table(columns, rows, title, notes, gap=2)
 
 
 def plot_generated(records: Sequence[Record], path: Path) -> list[Path]:

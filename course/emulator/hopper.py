@@ -34,6 +34,7 @@ memory, how many registers there are, time, and the rounding of the real units. 
 those only a GPU can tell (tests/gpu).
 """
 
+import bisect
 import contextlib
 import ctypes
 import inspect
@@ -75,14 +76,19 @@ class Abandoned(BaseException):
 # ---- who runs
 
 
+def always():
+    return True
+
+
 class Role:
     """A warp or a warpgroup: a thread that runs when the machine lets it."""
 
     def __init__(self, machine, cta, threads, work):
         self.cta, self.threads, self.machine = cta, threads, machine
-        self.may_run, self.done = (lambda: True), False
+        self.may_run, self.done = always, False
         self.go: SimpleQueue[None] = SimpleQueue()
         self.products, self.copies = [], []  # begun and not done
+        self.pace: dict[str, float] = defaultdict(machine.draw_pace)  # of itself, and of those
         self.stores = 0  # of the copies
         self.unfenced, self.made = set(), []  # what it wrote to shared memory, and mbarriers
         self.thread = threading.Thread(target=self.run, args=(work,), daemon=True)
@@ -107,7 +113,7 @@ class Role:
         if self.machine.stopped:
             raise Abandoned
 
-    def pause(self, until=lambda: True):
+    def pause(self, until=always):
         """Let others run, and go on at some time when `until` says so."""
         self.may_run = until
         self.machine.go_on()
@@ -121,8 +127,6 @@ class Machine:
         self.draw = random.Random(seed)
         self.roles, self.stopped = [], False
         self.ended: SimpleQueue[BaseException | None] = SimpleQueue()
-        # by seed some are swift and some are slow: who is early by far finds what isn't waited for
-        self.pace = defaultdict(lambda: self.draw.choice((0.02, 1.0, 50.0)))
 
     def run(self):
         try:
@@ -135,25 +139,32 @@ class Machine:
                 role.go.put(None)
                 role.thread.join()
 
+    def draw_pace(self):
+        """Some are swift and some are slow: who is early by far finds what isn't waited for."""
+        return self.draw.choice((0.02, 1.0, 50.0))
+
     def go_on(self):
         """Do one thing after another that may happen now, until it is a role's turn, or the end.
 
         The thread that pauses does so itself: where its own role is drawn, it need not wait.
         """
         while True:
-            acts = [
-                (self.pace[role, "role"], role, None)
+            acts: list[Any] = [
+                (role.pace["role"], role, None)
                 for role in self.roles
-                if not role.done and role.may_run()
+                if not role.done and (role.may_run is always or role.may_run())
             ]
             for role in self.roles:
                 if role.products:  # in their order
-                    acts.append((self.pace[role, "product"], role, role.products))
+                    acts.append((role.pace["products"], role, role.products))
                 if role.copies:  # in any order
-                    acts.append((self.pace[role, "copy"], role, role.copies))
+                    acts.append((role.pace["copies"], role, role.copies))
             if not acts:
                 break
-            [(_, role, begun)] = self.draw.choices(acts, [act[0] for act in acts])
+            # as random.choices draws, without its checks: this is done at each step
+            sums = [*itertools.accumulate([pace for pace, _, _ in acts])]
+            drawn = bisect.bisect(sums, self.draw.random() * sums[-1], 0, len(acts) - 1)
+            _, role, begun = acts[drawn]
             if begun is None:
                 self.now = role
                 role.go.put(None)
@@ -339,7 +350,7 @@ def named_barrier(number, threads, waits):
     before = bar.rounds
     if count == threads:
         bar.roles, bar.rounds = [], bar.rounds + 1
-    me().pause((lambda: bar.rounds > before) if waits else lambda: True)
+    me().pause((lambda: bar.rounds > before) if waits else always)
 
 
 def barrier():

@@ -16,15 +16,20 @@ row that sees no key. It changes no output and no gradient. Under a causal mask 
 the last row: a v that isn't finite may reach the rows before it, since 0 * NaN is NaN (so it is in
 torch's and FlashAttention's kernels, too), and a k that isn't their gradients.
 
+Under torch.autocast stages 7, 9 and 10 compute in autocast's dtype, as torch's own attention does;
+stage 3 and the twins of 4 and 5 consist of torch's operations, which it turns to 16 bits where it
+lists them. The others take no notice of it.
+
 Float32 is multiplied as accurately as torch's own switch for a GPU promises: 'ieee' promises the
 accuracy of float32, whatever unit computes it (stages/common/products.py).
 
 Scores (scale q k^T) may be as large as float32 holds, not scaled and in base 2, too; in stage 3, as
 q's dtype holds. So may the sum of a row's |v|, which is divided last; beyond that an output is NaN
-or infinite. Scores of -inf count for nothing; a row that sees no other is NaN. In 16 bits and TF32
-stages 6, 7 and 9 scale a score and subtract the max in one operation: a row is NaN if the absolute
-value of its largest score is beyond LARGEST_SCORE. The backward pass has one float32 per row to
-make its weights again: gradients lose digits as scores grow, and are NaN beyond
+or infinite. (In stage 9, at d up to 64 and above 128, weights are up to 2^8 before the division, so
+|v| may be 2^8 times less.) Scores of -inf count for nothing; a row that sees no other is NaN. In 16
+bits and TF32 stages 6, 7 and 9 scale a score and subtract the max in one operation: a row is NaN if
+the absolute value of its largest score is beyond LARGEST_SCORE. The backward pass has one float32
+per row to make its weights again: gradients lose digits as scores grow, and are NaN beyond
 LARGEST_SCORE_TO_TRAIN.
 """
 
@@ -41,6 +46,7 @@ from stages.common import machine
 MAX_HEAD_DIM = 256
 LARGEST_SCORE = 2.0**26 * math.log(2)  # 4.7e7
 LARGEST_SCORE_TO_TRAIN = 2.0**24 * math.log(2)  # 1.2e7; log2 of a row's sum of exp(s) counts
+MAX_ROWS = 1 << 30  # query rows that share a key head, which stage 8 counts in int32
 MAX_GRID = 65_535  # where a CUDA grid's second and third axes end: heads and batch entries
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEVICES = ("cpu", "cuda")
@@ -177,8 +183,12 @@ class FirstDerivative(torch.autograd.Function):
         )
 
 
-def why_not(stage: Stage, device: str) -> str | None:
-    """Why `stage` can't run on `device` ('cpu' or 'cuda') of this machine, or None where it can."""
+def why_not(stage: Stage, where: str | torch.device) -> str | None:
+    """Why `stage` can't run on a device of this machine, or None where it can.
+
+    where   'cpu', 'cuda', which is the current GPU, or a torch.device: GPUs may be unlike
+    """
+    device = torch.device(where).type
     if device == "cpu" and "cpu" not in stage.devices:
         which = f" of compute capability {stage.only_major}.x" if stage.only_major else ""
         return f"computes on a GPU{which} only"
@@ -186,7 +196,7 @@ def why_not(stage: Stage, device: str) -> str | None:
         if reason := machine.why_no_gpu():
             return reason
         if stage.capability or stage.only_major:
-            have = torch.cuda.get_device_capability()
+            have = capability(where)
             got = ".".join(map(str, have))
             if stage.capability and have < stage.capability:
                 need = ".".join(map(str, stage.capability))
@@ -203,8 +213,15 @@ def why_not(stage: Stage, device: str) -> str | None:
     return next(filter(None, missing), None)
 
 
-def why_not_dtype(stage: Stage, dtype: str, device: str) -> str | None:
-    """Why `stage` refuses `dtype` (such as 'bfloat16') on `device`, or None where it takes it."""
+def capability(where: str | torch.device) -> tuple[int, int]:
+    """A GPU's compute capability; of the current one where it isn't said which, or 'cpu'."""
+    device = torch.device(where)
+    return torch.cuda.get_device_capability(device if device.type == "cuda" else None)
+
+
+def why_not_dtype(stage: Stage, dtype: str, where: str | torch.device) -> str | None:
+    """Why `stage` refuses `dtype` (such as 'bfloat16') there, or None; `where` as in `why_not`."""
+    device = torch.device(where).type
     if dtype not in stage.dtypes:
         return f"{dtype} is not among the dtypes that it gets right: {', '.join(stage.dtypes)}"
     if dtype == "bfloat16" and stage.mode(device) == "interpreted":
@@ -213,7 +230,7 @@ def why_not_dtype(stage: Stage, dtype: str, device: str) -> str | None:
             "use float16 or float32"
         )
     if dtype == "bfloat16" and stage.mode(device) == "compiled" and not machine.why_no_gpu():
-        have = torch.cuda.get_device_capability()
+        have = capability(where)
         if have < (8, 0):
             got = ".".join(map(str, have))
             return (

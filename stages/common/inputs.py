@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 from stages.common.contract import (
     MAX_HEAD_DIM,
+    MAX_ROWS,
     Stage,
     StageUnavailable,
     most_on_an_axis,
@@ -130,9 +131,9 @@ def check_each(
             raise ValueError(
                 f"{option}: got it set, but stage {stage.number} ({stage.name}) does not take it"
             )
-    if reason := why_not_dtype(stage, dtype_name(q.dtype), q.device.type):
+    if reason := why_not_dtype(stage, dtype_name(q.dtype), q.device):
         raise ValueError(f"q: got dtype {dtype_name(q.dtype)}: {reason}")
-    if reason := why_not(stage, q.device.type):
+    if reason := why_not(stage, q.device):
         raise unavailable(stage, reason)
 
 
@@ -176,6 +177,10 @@ def check_heads(stage: Stage, q: Tensor, k: Tensor, v: Tensor) -> None:
     if most and size > most:
         end = f"at most {most}, where a CUDA grid's axis ends; call it for parts of the batch"
         raise wrong("q", what, f"{end} or of the heads")
+    rows = q.shape[2] * (H // Hk)
+    if most and rows > MAX_ROWS:
+        fewer = f"at most {MAX_ROWS}: call it for parts of q"
+        raise wrong("q", f"{rows} query rows to a key head", fewer)
 
 
 def check_seqlens(seqlens_k: Tensor, batch: int, keys: int, device: torch.device) -> None:

@@ -5,7 +5,8 @@ own (which the harness's memory meter would count as the stage's) and doesn't te
 a kernel's two or three candidates are timed in turns, once per process, on the caller's own
 tensors. The first that is within 2% of the fastest is taken, so that two processes rarely differ.
 Nothing is kept on disk. Where nothing can be timed (in the interpreter, while a CUDA graph is
-captured) the first candidate runs.
+captured), or the same bits are asked for at every run, the first candidate runs: others sum up in
+another order.
 """
 
 import statistics
@@ -36,7 +37,8 @@ def choose(
 ) -> Config:
     """Return the configuration to launch `kernel` with, one of `candidates`; noted in `latest`.
 
-    candidates  in a fixed order, the safest first: that one runs where nothing can be timed
+    candidates  in a fixed order, the safest first: that one runs where nothing can be timed, and
+                under torch.use_deterministic_algorithms(True)
     launch      runs the kernel with a configuration, its outputs the same for each
     like        a tensor on the device and of the dtype in question
     kind        what else calls must have in common to share a choice
@@ -45,7 +47,8 @@ def choose(
     Raises RuntimeError where no candidate fits this GPU.
     """
     config = candidates[0]
-    if like.device.type == "cuda" and len(candidates) > 1:
+    choice = len(candidates) > 1 and not torch.are_deterministic_algorithms_enabled()
+    if like.device.type == "cuda" and choice:
         buckets = ((n - 1).bit_length() for n in sizes)
         key = (kernel, like.device.index, like.dtype, kind, *buckets)
         if key not in chosen and not torch.cuda.is_current_stream_capturing():

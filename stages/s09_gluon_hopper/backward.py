@@ -1,6 +1,7 @@
-"""The backward pass of stage 9: three kernels in turn, of which the second has all five products.
+"""The backward pass of stage 9: three kernels; up to d = 128 the second has all five products.
 
-preprocess    lse and -delta of each row, delta = rowsum(o * do) as in stage 7; zeros in dQ's sums
+preprocess    lse and -delta of each row, delta = rowsum(o * do) as in stage 7; up to d = 128 zeros
+              in dQ's sums
 backward      dk and dv; dQ's sums in float32, one pass over the keys
 postprocess   dq from its sums: scaled, in its dtype
 
@@ -107,9 +108,9 @@ def load_row(rows, count, which: gl.constexpr, S: gl.constexpr):
 def producer(q_desc, do_desc, rows_desc, key_descs, counter_ptr, queries, key_pipes, scheduler, Hk):
     """The one warp that loads; key_descs and key_pipes are K's and, if it is needed, V's."""
     problem = scheduler.problem
-    # A CTA that takes the next work tile before a long one keeps it from idle CTAs. Measured: with
-    # tiles of 128 queries what is left to compute at the end takes less time than to fetch.
-    LATE: gl.constexpr = problem.BLOCK_M == 64
+    # A CTA that takes the next work tile before a long one keeps it from idle CTAs. Measured: at
+    # d = 64 what is left to compute at the end takes less time than to fetch.
+    LATE: gl.constexpr = problem.D > 64
     q_count = 0  # query tiles so far
     kv_count = 0  # work tiles so far
     tile = gl.program_id(0)
@@ -480,7 +481,7 @@ def preprocess_kernel(
     Nq, Nq_padded, d,
     ZERO: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Fill rows (B, H, 2, Nq_padded) float32 with lse and -delta, and dQ's sums with zeros.
+    """Fill rows (B, H, 2, Nq_padded) float32 with lse and -delta; if ZERO, dQ's sums with zeros.
 
     A row that sees no key, or is none, gets lse = +inf: whatever its scores, p = 2^-inf = 0. An lse
     so large that no digit of p would be left becomes NaN, as in stage 7.

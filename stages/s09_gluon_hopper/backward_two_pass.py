@@ -25,20 +25,24 @@ memory) and KB to and from the L2:
     dK, dQ              4,096         3,968           128   S, dP 2,048, dK 512, dQ 768, dS 128,
                                                             Q and dO 512
 
+At d = 192 registers are left to spare shared memory. The pass for dV has tiles of 128 queries, so
+that K is read half as often; that for dK keeps two of K's three parts in registers.
+
 Registers of a consumer's thread at d = 256, of 240: dV 128, S 32, P 16, lse 16; in the other pass
-dK 128, S 32, dP 32, lse and -delta 32, and when S and dP are used up dQ 64. Shared memory in KB, of
-227:
+dK 128, S 32, dP 32, lse and -delta 32, and when S and dP are used up dQ 64. At d = 192: dV 96, S
+64, P 32, lse 32; dK 96, K 32, S 32, dP 32, lse and -delta 32. Shared memory in KB, of 227:
 
     d            K   V   dS  tiles of Q and of dO
-    192  dV      48          3 x 24, 3 x 24
+    192  dV      48          2 x 48, 48
          dK, dQ  48  48  32  2 x 24, 24
     256  dV      64          2 x 32, 2 x 32
          dK, dQ  64  64  16  1.5 x 32, 32    a part is loaded as soon as a slot is free
 
-At d = 192 some 17 KB are used to exchange rows of dK and dV before they are stored. Too little is
-left for sums of dQ to wait there for the copy engine, which takes 16 KB or more for each consumer:
-threads add them to global memory from registers, 16 bytes each (after FlashAttention-3, which does
-so at d = 256).
+16 KB are used to exchange rows of dK and dV before they are stored; at d = 256 the pass for dK
+has too little left. Nowhere is enough left for sums of dQ to wait there for the copy engine, which
+takes 16 KB or more for each consumer: threads add them to global memory from registers, 16 bytes
+each (after FlashAttention-3, which does so at d = 256). The pass for dV writes the zeros that they
+start from: memory has less to do there than in the kernel before it.
 At d = 192 dS has two places, as at 128. At 256 it has one, and no consumer writes to it before the
 other has read it for dQ: for S it needs the second part of the next Q, which takes the place of the
 first part of this one, and both consumers release that when their dQ is done.
@@ -149,15 +153,16 @@ class QueryParts:
 
 
 @gluon.jit
-def start_scores(keys, queries, pipe, count, c: gl.constexpr, WAITED: gl.constexpr):
+def start_scores(keys, held, queries, pipe, count, c: gl.constexpr, WAITED: gl.constexpr):
     """Start S^T = K Q^T or dP^T = V dO^T, (64, BLOCK_M), the sum over the parts of d.
 
-    keys are K or V, pipe that of Q or dO. WAITED: how many of its parts were waited for.
+    keys are K or V, held their first parts in registers; pipe is that of Q or dO. WAITED: how many
+    of its parts were waited for.
     """
     s = zeros(pipe.tiles.shape[3])
     for i in gl.static_range(queries.PARTS):
         tile = queries.part(pipe, i, count, i >= WAITED)
-        k = keys.part(i, unknown_zero(count)).slice(64 * c, 64, 0)
+        k = held[i] if i < len(held) else keys.part(i, unknown_zero(count)).slice(64 * c, 64, 0)
         s = warpgroup_mma(k, tile.permute([1, 0]), s, use_acc=i > 0, is_async=True)
     return s
 
@@ -187,7 +192,7 @@ def add_dq(dq, sums_ptr, tile, part: gl.constexpr, PARTS: gl.constexpr):
 
 @gluon.jit
 def values_mainloop(
-    dv, q_count, common, head, start_n, Nk_valid, first, end, c: gl.constexpr,
+    dv, q_count, common, held, head, start_n, Nk_valid, first, end, c: gl.constexpr,
     MASKED: gl.constexpr,
 ):  # fmt: skip
     """Add to dV, a list of its parts (64, BLOCK_D), what the query tiles `first` to `end` give."""
@@ -201,7 +206,7 @@ def values_mainloop(
     for i in range(first, end):
         queries.part(queries.q, 0, q_count, True)  # wait for it: its rows come with it
         lse = queries.row(q_count, 0, S)  # (BLOCK_M,)
-        s = start_scores(k_parts, queries, queries.q, q_count, c, 1)
+        s = start_scores(k_parts, held, queries, queries.q, q_count, c, 1)
         s = warpgroup_mma_wait(0, deps=[s])
         release_parts(queries, queries.q, q_count)
         p = gl.exp2(s * qk_scale - lse[None, :])  # (64, BLOCK_M)
@@ -219,7 +224,7 @@ def values_mainloop(
 
 @gluon.jit
 def keys_mainloop(
-    dk, q_count, common, head, start_n, Nk_valid, first, end, c: gl.constexpr,
+    dk, q_count, common, held, head, start_n, Nk_valid, first, end, c: gl.constexpr,
     MASKED: gl.constexpr,
 ):  # fmt: skip
     """Add to dK as `values_mainloop` adds to dV, and parts c, c + 2, ... of dQ to its sums."""
@@ -237,8 +242,8 @@ def keys_mainloop(
         queries.part(queries.q, 0, q_count, True)  # wait for it: its rows come with it
         # once the products run, they keep shared memory busy
         lse, delta = queries.row(q_count, 0, S), queries.row(q_count, 1, S)  # (BLOCK_M,)
-        s = start_scores(k_parts, queries, queries.q, q_count, c, 1)
-        dp = start_scores(v_parts, queries, queries.do, q_count, c, 0)
+        s = start_scores(k_parts, held, queries, queries.q, q_count, c, 1)
+        dp = start_scores(v_parts, (), queries, queries.do, q_count, c, 0)
         s = warpgroup_mma_wait(PARTS, deps=[s])  # all parts of dP still run
         p = gl.exp2(s * qk_scale - lse[None, :])  # (64, BLOCK_M)
         if MASKED:
@@ -280,20 +285,43 @@ def keys_mainloop(
 
 
 @gluon.jit
+def zero_sums(sums_ptr, head, start_n, c: gl.constexpr, problem):
+    """Write zeros to a work tile's share of the sums of dQ, which the next pass adds to.
+
+    head: the key head's number among all batch entries'. The sums of its query heads are shared out
+    among its work tiles, 64 rows after 64.
+    """
+    tiles = problem.group * gl.cdiv(problem.Nq, 64)  # of 64 rows
+    share = gl.cdiv(tiles, gl.cdiv(problem.Nk, problem.BLOCK_N))
+    first = start_n // problem.BLOCK_N * share
+    L: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    places = gl.arange(0, 4096, layout=L)
+    for i in range(first + c, gl.minimum(first + share, tiles), 2):
+        start = (head.to(gl.int64) * tiles + i) * (64 * problem.D)
+        for part in gl.static_range(problem.D // 64):
+            gl.store(sums_ptr + start + part * 4096 + places, gl.zeros([4096], gl.float32, L))
+
+
+@gluon.jit
 def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
     """Warpgroup c: 64 keys of each work tile, from scores to dV, or to dK and its parts of dQ."""
-    gradient_ptr, _, queries, k_parts, v_parts, _, scheduler, sizes = common
+    gradient_ptr, sums_ptr, queries, k_parts, v_parts, _, scheduler, sizes = common
     d, Hk, _, scale = sizes
     problem = scheduler.problem
     mainloop: gl.constexpr = values_mainloop if VALUES else keys_mainloop
     PARTS: gl.constexpr = queries.PARTS
     BLOCK_D: gl.constexpr = k_parts.pipe.tiles.shape[4]
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, matrix_layout(problem.BLOCK_M), 2)
+    # at d = 256 the pass for dK has no shared memory left to exchange rows in
+    WHOLE_ROWS: gl.constexpr = VALUES or BLOCK_D == 64
     q_count = 0  # query tiles so far
     kv_count = 0  # work tiles so far
     b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(0)
     while more > 0:
         first, full, end = problem.query_tiles(start_n, Nk_valid)
         own = start_n + 64 * c  # its first key
+        if VALUES and problem.DQ:
+            zero_sums(sums_ptr, b * Hk + h_k, start_n, c, problem)
         k_parts.consumer_wait(kv_count)
         if not VALUES:
             v_parts.consumer_wait(kv_count)
@@ -304,15 +332,18 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
                         clear_hidden_keys(v_parts.part(i, 0).slice(64 * c, 64, 0), own, Nk_valid)
                 fence_async_shared()  # the matrix unit reads what threads wrote
                 barrier()  # among this consumer's four warps
+        # products that have K in registers read less of shared memory, which is the bottleneck
+        HELD: gl.constexpr = 2 if BLOCK_D == 64 and not VALUES else 0
+        held = [k_parts.part(i, 0).slice(64 * c, 64, 0).load(LEFT) for i in (0, 1)[:HELD]]
         gradient = [zeros(n) for n in (BLOCK_D,) * PARTS]
         for g in range(problem.group):
             head = b * problem.H + h_k * problem.group + g
             if problem.CAUSAL or problem.EDGE:
                 gradient, q_count = mainloop(
-                    gradient, q_count, common, head, start_n, Nk_valid, first, full, c, True
+                    gradient, q_count, common, held, head, start_n, Nk_valid, first, full, c, True
                 )
             gradient, q_count = mainloop(
-                gradient, q_count, common, head, start_n, Nk_valid, full, end, c, False
+                gradient, q_count, common, held, head, start_n, Nk_valid, full, end, c, False
             )
         k_parts.consumer_release(kv_count)
         if not VALUES:
@@ -320,10 +351,8 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
         row = (b * Hk + h_k).to(gl.int64) * problem.Nk
         for i in gl.static_range(PARTS):
             x = gradient[i] if VALUES else gradient[i] * scale
-            # whole rows at d = 192; at 256 the pass for dK has no shared memory left to exchange
-            # them (that for dV has; not measured)
             store_gradient(
-                gradient_ptr, x, row, own, Nk_valid, problem.Nk, d, i * BLOCK_D, BLOCK_D == 64
+                gradient_ptr, x, row, own, Nk_valid, problem.Nk, d, i * BLOCK_D, WHOLE_ROWS
             )  # fmt: skip
         kv_count += 1
         b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(kv_count)
@@ -341,7 +370,9 @@ def two_pass_kernel(
     VALUES: gl.constexpr, PARTS: gl.constexpr, TOGETHER: gl.constexpr, Q_SLOTS: gl.constexpr,
     DO_SLOTS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
-    """Compute dv if VALUES, else dk and, if DQ, the sums of dq, in gradient_ptr and sums_ptr.
+    """Compute dv and, if DQ, zero the sums of dq, if VALUES; else dk and, if DQ, add to those sums.
+
+    dv or dk goes to gradient_ptr, the sums are at sums_ptr.
 
     Descriptors have blocks of (1, 1, rows, BLOCK_D), K and V of 128 rows; rows_desc (1, 1, 2,
     BLOCK_M). PARTS parts of BLOCK_D columns make up d and its padding. TOGETHER: how many slots of
@@ -366,10 +397,10 @@ def two_pass_kernel(
     k_parts, v_parts = KeyParts(k_pipe), KeyParts(v_pipe)
     scheduler = make_scheduler(problem, gl.cdiv(Nk, BLOCK_N), heads, section, tiles, 2)
     ds_smem = rows  # stands in, and isn't read
-    if DQ:
+    if DQ and not VALUES:
         swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-        DS: gl.constexpr = 1 if TOGETHER == 1 else 2
-        ds_smem = gl.allocate_shared_memory(q_desc.dtype, [DS, BLOCK_M, 128], swizzled)
+        DS_PLACES: gl.constexpr = 1 if TOGETHER == 1 else 2
+        ds_smem = gl.allocate_shared_memory(q_desc.dtype, [DS_PLACES, BLOCK_M, 128], swizzled)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()  # among the kernel's own four warps, before any role begins
     common = (

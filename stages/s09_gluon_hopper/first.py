@@ -14,7 +14,6 @@ and compute the softmax. Here each warp has a role, and roles wait for each othe
 
     K and V pass through a pipeline of 2 slots in shared memory, with a KV tile in each: tile j goes
     through slot j % 2. A slot has two barriers, which count arrivals:
-
     full     The producer arrives, by `expect`: this is the one arrival, and says how many bytes
              will come. The barrier is complete when the copy engine has also written them all.
              Consumers wait for that, then multiply.
@@ -36,9 +35,7 @@ What it bought: loads run during everything else. Nothing orders the two consume
 its softmax, the matrix unit can serve the other (FlashAttention-3, Shah et al. 2024, section 3.1).
 By itself it only equals stage 6, whose loads run ahead, too (docs/hopper.md).
 Still hurts: within a consumer, products and softmax take turns; a row's sum crosses threads at each
-tile; every CTA begins by waiting for its first loads, and nothing runs while it ends. Those are
-mended in forward.py; slots released without a barrier of all four warps: pipeline.py; masks,
-lengths, grouped heads: schedule.py; gradients: backward.py.
+tile; each CTA waits for its first loads, and nothing runs while it ends. forward.py mends that.
 """
 
 import math
@@ -104,7 +101,6 @@ def producer(descs, smem, bars, Nk):
     SLOTS: gl.constexpr = k_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[3]
     start_m, h, b = 128 * gl.program_id(0), gl.program_id(1), gl.program_id(2)
-
     mbarrier.expect(q_full.index(0), 2 * q_desc.block_type.nbytes)
     for c in gl.static_range(2):
         async_load(q_desc, [b, h, start_m + 64 * c, 0], q_full.index(0), q_smem.index(c))
@@ -157,8 +153,7 @@ def consumer(descs, smem, bars, Nk, qk_scale, c: gl.constexpr):
         m_i = m_new
         acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None]  # (64, BLOCK_D)
 
-        # P stays in the registers where S was, in 16 bits, 2 numbers per register: the left
-        # operand (0) of a product that is added to O
+        # P stays in registers, 2 numbers in each: the left operand (0) of a product
         p = gl.convert_layout(p.to(q.dtype), gl.DotOperandLayout(0, O, 2))
         acc = warpgroup_mma(p, v, acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])  # (64, BLOCK_D)
@@ -216,8 +211,7 @@ def attention_kernel(q_desc, k_desc, v_desc, o_desc, Nk, qk_scale, SLOTS: gl.con
 def describe(x: torch.Tensor, rows: int) -> TensorDescriptor:
     """The copy engine's descriptor of a contiguous x (B, H, N, d), for blocks of `rows` rows."""
     _, H, N, d = x.shape
-    # 16-bit numbers, swizzled by 128 bytes: the pieces of 16 bytes of each row change places, so
-    # that those of one column lie in different banks of shared memory
+    # 16 bits a number, swizzled by 128 bytes: a column's numbers lie in different banks
     layout = gl.NVMMASharedLayout(128, 16, rank=4)
     strides = [H * N * d, N * d, d, 1]
     return TensorDescriptor(x, list(x.shape), strides, [1, 1, rows, MOST_D], layout)

@@ -137,27 +137,24 @@ D_80 = THREE_CONSUMERS._replace(D=80, OVERLAP=False, K_SLOTS=3, V_SLOTS=2)
 D_96 = D_80._replace(D=96)
 D_192 = Config(D=192, K_SLOTS=5, V_SLOTS=4)
 D_256 = Config(D=256, BLOCK_D=128, OVERLAP=False)
+REGISTERS = {"CONSUMER_REGS": 240, "PRODUCER_REGS": 24}  # of a thread, in the backward pass
 # of the backward pass, by BLOCK_D: BLOCK_M queries and BLOCK_N keys to a tile
 BACKWARD: dict[int, dict[str, int]] = {
-    BLOCK_D: {"BLOCK_M": BLOCK_M, "SLOTS": 2, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24}
-    for BLOCK_D, BLOCK_M in ((64, 128), (128, 64))
+    BLOCK_D: {"BLOCK_M": BLOCK_M, "SLOTS": 2} for BLOCK_D, BLOCK_M in ((64, 128), (128, 64))
 }
 BACKWARD_BLOCK_N = 128
 # for d above 128, by d and its padding, which go in PARTS parts: dv, then dk and dq. A slot has a
-# part of a tile of 64 queries; TOGETHER slots are released at once
-TWO_PASS: dict[int, dict[str, dict[str, Any]]] = {
-    D: {
-        name: {
-            "VALUES": name == "VALUES", "PARTS": PARTS, "TOGETHER": TOGETHER,
-            "Q_SLOTS": Q_SLOTS, "DO_SLOTS": DO_SLOTS, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24,
-        }
-        for name, Q_SLOTS, DO_SLOTS in slots
-    }
-    for D, PARTS, TOGETHER, slots in (
-        (192, 3, 3, (("VALUES", 9, 9), ("KEYS", 6, 3))),
-        (256, 2, 1, (("VALUES", 4, 4), ("KEYS", 3, 2))),
-    )
-}  # fmt: skip
+# part of a tile of BLOCK_M queries; TOGETHER slots are released at once
+TWO_PASS: dict[int, dict[str, dict[str, int]]] = {
+    192: {
+        "VALUES": {"BLOCK_M": 128, "PARTS": 3, "TOGETHER": 3, "Q_SLOTS": 6, "DO_SLOTS": 3},
+        "KEYS": {"BLOCK_M": 64, "PARTS": 3, "TOGETHER": 3, "Q_SLOTS": 6, "DO_SLOTS": 3},
+    },
+    256: {
+        "VALUES": {"BLOCK_M": 64, "PARTS": 2, "TOGETHER": 1, "Q_SLOTS": 4, "DO_SLOTS": 4},
+        "KEYS": {"BLOCK_M": 64, "PARTS": 2, "TOGETHER": 1, "Q_SLOTS": 3, "DO_SLOTS": 2},
+    },
+}
 
 
 def plan(d: int, causal: bool, Nk: int) -> Config:
@@ -277,7 +274,11 @@ class BackwardLaunches:
 
 
 def backward_tile(d: int) -> tuple[int, int, int]:
-    """Return BLOCK_M of the backward pass, BLOCK_D of its inputs, and D: d and its padding."""
+    """Return how many rows the two small kernels take at a time, BLOCK_D, and D: d and its padding.
+
+    Up to d = 128 the main kernel takes as many. Above, TWO_PASS has its BLOCK_M; the sums of dQ lie
+    in tiles of these 64 rows.
+    """
     D = next(D for D in (64, 80, 96, 128, *TWO_PASS) if d <= D)
     if d > 128:
         return 64, D // TWO_PASS[D]["KEYS"]["PARTS"], D
@@ -322,18 +323,21 @@ def backward_launches(
     main: tuple[Launch, ...]
     if d <= 128:
         config = {key: x for key, x in BACKWARD[BLOCK_D].items() if key != "BLOCK_M"}
-        main = (Launch(backward_kernel, grid, DQ=DQ, D=D, **constants, **config),)
+        main = (Launch(backward_kernel, grid, DQ=DQ, D=D, **constants, **config, **REGISTERS),)
     else:
-        passes = TWO_PASS[D]
-        main = (
-            Launch(two_pass_kernel, grid, DQ=False, **constants, **passes["VALUES"]),
-            Launch(two_pass_kernel, grid, DQ=DQ, **constants, **passes["KEYS"]),
-        )
+        main = tuple(
+            Launch(
+                two_pass_kernel, grid, VALUES=name == "VALUES", DQ=DQ, **constants,
+                **{key: x for key, x in config.items() if key != "BLOCK_M"}, **REGISTERS,
+            )
+            for name, config in TWO_PASS[D].items()
+        )  # fmt: skip
     sizes = (H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale)
     return BackwardLaunches(
         rows=(B, H, 2, padded_rows), sums=(B, H, padded_rows, D) if DQ else (1, 1, 64, 64),
         preprocess=Launch(
-            preprocess_kernel, (blocks, H, B), ZERO=DQ, BLOCK_D=padded_dim(D), **tile
+            # above d = 128 the pass for dv writes the zeros
+            preprocess_kernel, (blocks, H, B), ZERO=DQ and d <= 128, BLOCK_D=padded_dim(D), **tile
         ),
         of_rows=of_rows,
         main=main, sizes=sizes,
@@ -369,23 +373,28 @@ def launch_backward(
         return dq, dk, dv
     BLOCK_M, BLOCK_D, D = backward_tile(q.shape[3])
     # copies where need be; the names keep them until all is launched, as descriptors don't
-    q, q_desc = described(q, BLOCK_M, BLOCK_D)
-    do, do_desc = described(do, BLOCK_M, BLOCK_D)
     k, k_desc = described(k, BACKWARD_BLOCK_N, BLOCK_D)
     v, v_desc = described(v, BACKWARD_BLOCK_N, BLOCK_D)
+    inputs = []  # of each main launch; the second finds copies that were made for the first
+    for n in [BLOCK_M] if D <= 128 else [x["BLOCK_M"] for x in TWO_PASS[D].values()]:
+        q, q_desc = described(q, n, BLOCK_D)
+        do, do_desc = described(do, n, BLOCK_D)
+        # at d = 192 a tile of 128 may go past the padded rows: there the copy engine fills in 0
+        # for Q, lse and dO, so p = 2^0, and p times dO = 0 adds nothing where keys are finite
+        rows_desc = float32_descriptor(rows.data_ptr(), launches.rows, (1, 1, 2, n))
+        inputs.append((q_desc, k_desc, v_desc, do_desc, rows_desc))
     copied = any(map(operator.is_not, (q, k, v, o, lse, do), tensors))
     if copied:  # with other strides
         launches = backward_launches(*kind, o.stride(), do.stride(), lse.stride())
-    rows_desc = float32_descriptor(rows.data_ptr(), launches.rows, (1, 1, 2, BLOCK_M))
     sums_in = sums  # for d above 128 threads add to them, not the copy engine
     if D <= 128:
         block = rows_of_sums(D), 256
         sums_in = float32_descriptor(sums.data_ptr(), (sums.numel() // 256, 256), block)
-    inputs = q_desc, k_desc, v_desc, do_desc, rows_desc, sums_in
     steps: list[Step] = [(launches.preprocess, (o, do, lse, rows, sums), launches.of_rows)]
-    gradients = [(dk, dv)] if len(launches.main) == 1 else [(dv,), (dk,)]
-    for launch, of_keys in zip(launches.main, gradients, strict=True):
-        steps.append((launch, (*inputs, *of_keys, seqlens_k, counter), launches.sizes))
+    gradients = [(dk, dv)] if D <= 128 else [(dv,), (dk,)]
+    for launch, described_by, of_keys in zip(launches.main, inputs, gradients, strict=True):
+        tensors_in = *described_by, sums_in, *of_keys, seqlens_k, counter
+        steps.append((launch, tensors_in, launches.sizes))
     if DQ:
         steps.append((launches.postprocess, (sums, rows, dq), launches.of_dq))
     launch_and_keep(None if copied else key, steps)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 import attention_ladder
 import stages
@@ -128,6 +129,20 @@ def test_stage_8_is_chosen_for_float32_only_where_it_splits_the_keys(b, hk, grou
     assert splits > 1 or not chosen
     if b == hk == group == 1 and min(nq, nk) >= 256 and d <= 128:
         assert chosen == (nq <= 64 * sms)
+
+
+def test_the_gpu_that_is_asked_is_the_one_that_has_the_tensors(monkeypatch):
+    """One host may have an A100 and an H100."""
+
+    def why_not(declared, device):
+        return card({"cuda:0": 8, "cuda:1": 9}[str(device)])(declared, device)
+
+    monkeypatch.setattr(choosing, "why_not", why_not)
+    for index, number in enumerate((6, 9)):
+        with FakeTensorMode():
+            q = torch.empty(1, 1, 8, 64, dtype=torch.float16, device=f"cuda:{index}")
+        call = choosing.call_of(q, q, q, False, None)
+        assert choosing.number_for(*call) == number
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"seqlens_k": (9, 5)}])

@@ -599,6 +599,7 @@ def test_a_model_that_can_not_be_written_costs_no_training(follow):
     assert (record["status"], training.unsaved) == ("ok", "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_clock_that_a_stage_has_changed_makes_no_speed(tmp_path):
     """Two layers, forward: a step takes 10 ms at least, whatever its process says."""
     body = "import time; time.sleep(0.005)"
@@ -661,6 +662,7 @@ def test_the_command_trains_prints_and_plots(tmp_path, capsys):
 # Views
 
 
+@pytest.mark.slow
 def test_show_gives_the_exit_code_and_the_plot_from_records_alone(tmp_path, capsys):
     backends = four_backends()
     good = [a_record(3, "good", level(3.001, 2.0), seed) for seed in range(3)]

@@ -42,6 +42,7 @@ def test_ctrl_c_before_the_first_end_says_that_there_is_nothing(tmp_path):
         assert f"{path}: nothing was trained to its end" in run.text().splitlines()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_below_what_is_done(tmp_path, monkeypatch, capsys):
     path = tmp_path / "run.jsonl"
 

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
-import pytest
 import torch
+from marks import quickly
 from stage_checks import (
     bearable,
     device_of,
@@ -47,7 +47,7 @@ SIZES = (1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127, 200)
 HALF = ("float16", "bfloat16")
 DIMS = (1, 5, 8, 16, 17, 32, 40, 59, 64, 200, 256)
 SPLITS = (1, 2, 3, 7, 18)  # more parts than tiles, too, and than are merged at once
-EXAMPLES = [seed if seed < 5 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(24)]
+EXAMPLES = quickly(5, range(24))
 
 
 @dataclass(frozen=True)

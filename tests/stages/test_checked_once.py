@@ -59,6 +59,7 @@ def test_input_unlike_the_input_that_passed_is_refused():
                 check_inputs(stage, **(good | {name: value}))
 
 
+@pytest.mark.slow
 def test_a_transformed_tensor_is_refused_after_a_plain_one_has_passed():
     """torch.func wraps a tensor of the same type, shape and dtype."""
     q, k = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4)

@@ -185,10 +185,29 @@ def test_a_gpu_that_is_not_there(monkeypatch):
 )  # fmt: skip
 def test_a_gpu_that_is_too_old_or_of_another_generation(monkeypatch, have, asked, needs):
     monkeypatch.setattr(machine, "why_no_gpu", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: have)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: have)
     reason = f"needs compute capability {needs}; this GPU has {have[0]}.{have[1]}"
     found = why_not(Stage(**FOUR, needs=("cuda",), **asked), "cuda")
     assert found == (reason if needs else None)
+
+
+def test_each_gpu_is_asked_for_itself(monkeypatch):
+    """Two that are unlike, of which the first is the current one."""
+    capabilities = {None: (9, 0), 0: (9, 0), 1: (7, 5)}
+    monkeypatch.setattr(machine, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_capability",
+        lambda device=None: capabilities[getattr(device, "index", device)],
+    )
+    stage = Stage(**FOUR, needs=("cuda",), only_major=9)
+    for device, reason in (("cuda", None), ("cuda:0", None), ("cuda:1", "this GPU has 7.5")):
+        for where in (device, torch.device(device)):
+            found = why_not(stage, where)
+            assert found is None if reason is None else reason in found
+            compiled = Stage(**FOUR, needs=("triton",))
+            found = why_not_dtype(compiled, "bfloat16", where)
+            assert found is None if reason is None else reason in found
 
 
 @pytest.mark.parametrize(("version", "runs"), [("3.5.1", False), ("3.6.0", True), ("3.10.0", True)])

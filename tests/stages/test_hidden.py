@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from marks import quickly
 from masked_problems import a_tile, in_tiles
 from stage_checks import (
     FAKES,
@@ -27,7 +28,7 @@ LONG = [stage for stage in FAKES if stage.STAGE.exact_up_to is None]
 MASKED = [stage for stage in FAKES if {"causal", "seqlens_k"} <= {*stage.STAGE.options}]
 HALF = [stage for stage in LONG if stage.STAGE.number not in (0, 1, 2)]
 BAD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-SLOW = [pytest.param(bad, marks=() if bad == "nan" else pytest.mark.slow) for bad in BAD]
+SLOW = quickly(1, BAD)
 LOW = 64  # so many keys come first whose scores are -inf: a whole tile
 # nq, nk, causal, seqlens_k, the tile: several tiles that some rows see whole and others in part
 HIDING = [

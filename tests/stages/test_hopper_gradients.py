@@ -143,7 +143,9 @@ def test_above_128_dv_is_computed_in_one_pass_and_dk_and_dq_in_another(d, DQ, la
     values, keys = launched.calls["values"], launched.calls["keys"]
     assert values["gradient_ptr"] is dv
     assert keys["gradient_ptr"] is dk
-    assert (dq is not None, values["DQ"], keys["DQ"]) == (DQ, False, DQ)
+    # the first pass zeroes the sums of dq, the second adds to them
+    assert (dq is not None, values["DQ"], keys["DQ"]) == (DQ, DQ, DQ)
+    assert not launched.calls["preprocess_kernel"]["ZERO"]
     assert values["PARTS"] == keys["PARTS"] == (3 if d <= 192 else 2)
     assert ("postprocess_kernel" in launched.calls) == DQ
 
@@ -170,8 +172,12 @@ def test_heads_computed_together_fit_the_cache(causal, heads, section, launched,
     assert launched.calls["backward_kernel"]["section"] == section
 
 
-def test_copies_live_until_every_kernel_is_launched(launched, monkeypatch):
-    """Descriptors keep no memory: a copy that nobody holds any more would be written over."""
+@pytest.mark.parametrize(("d", "kernels"), [(64, 3), (192, 4)])
+def test_copies_live_until_every_kernel_is_launched(d, kernels, launched, monkeypatch):
+    """Descriptors keep no memory: a copy that nobody holds any more would be written over.
+
+    At d = 192 two kernels read the same copies, in tiles of other sizes.
+    """
     copies, alive = [], []
     padded = hopper_launch.padded
 
@@ -182,9 +188,9 @@ def test_copies_live_until_every_kernel_is_launched(launched, monkeypatch):
 
     monkeypatch.setattr(hopper_launch, "padded", note)
     launched.note = lambda name, given: alive.append([copy() for copy in copies])
-    launched.backward(x[..., ::2] for x in normal((1, 2, 70, 130, 64), 0, torch.float16))
+    launched.backward(x[..., ::2] for x in normal((1, 2, 70, 130, 2 * d), 0, torch.float16))
     assert len(copies) == 4
-    assert len(alive) == 3
+    assert len(alive) == kernels
     assert not any(copy is None for kept in alive for copy in kept)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from marks import quickly
 
 import stages
 from harness.records.code import STAGES, behind, built_in_files
@@ -122,7 +123,7 @@ NOT_BEHIND = {STAGES / "contract.py", *(STAGES / "common").iterdir()}
 
 
 @needs_triton
-@pytest.mark.parametrize("number", [6, 7, 8, 9])
+@pytest.mark.parametrize("number", quickly(1, (9, 8, 7, 6)))
 def test_the_code_behind_a_stage_is_all_that_it_imports(number, run):
     """But for what computes no result; a record is stale when one of these files is edited."""
     imported = {Path(file) for file in run(LOADED.format(number=number))}

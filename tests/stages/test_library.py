@@ -58,6 +58,7 @@ def test_masks_and_grouped_heads_go_with_it(stage):
             assert torch.equal(got, stage.attend(q, k, v, **options))
 
 
+@pytest.mark.slow
 @for_each(TRAINING)
 @pytest.mark.parametrize("wanted", ["qkv", "q", "kv"])
 def test_gradients_come_through_the_graph(stage, wanted):
@@ -90,6 +91,7 @@ def test_autocast_chooses_the_dtype_inside_the_graph_too(stage):
     assert torch.equal(got, model(q))
 
 
+@pytest.mark.slow
 @for_each(IN_TRITON)
 def test_other_sizes_are_the_same_graph(stage, counter):
     def attend(n):

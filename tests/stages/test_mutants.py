@@ -4,12 +4,13 @@ A mutant is the shipped stage with one text replaced (mutants.toml). It is kille
 that the shipped stage passes, or when it raises. All tensors, the output too, lie in a storage of
 NaN, so that a mutant that strays reads NaN and damages nothing but that.
 
-`make test` has the first mutant of each line; those that change a line once more are slow, and
-those that a stage below has, too.
+`make test` has the first mutant of each function, unless a stage below has the same; the others
+are slow.
 """
 
 import math
 import operator
+import re
 import tomllib
 import warnings
 from itertools import takewhile
@@ -144,22 +145,24 @@ def shipped(number):
     return "".join(texts_of(number).values())
 
 
-def line_changed(text, old, new):
-    """The line of `text` in which the first change of `old` to `new` is."""
+def function_changed(text, old, new):
+    """Where the function, or the struct of C++, begins in which the first change of a text is."""
     same = len([*takewhile(bool, map(operator.eq, old, new))])
-    return text.count("\n", 0, text.find(old) + same)
+    begins = [x.start() for x in re.finditer(r"^(def |class |struct |\w.*\) *\{)", text, re.M)]
+    return max([x for x in begins if x <= text.find(old) + same], default=0)
 
 
 def every_mutant():
-    """(number, name) of each, slow where one before it is the same or has changed the same line."""
+    """(number, name) of each, slow where one before it is the same or is in the same function."""
     made = []
     for number in BY_BATTERY:
-        text, lines = shipped(number), set()
+        text, functions = shipped(number), set()
         for name, pair in MUTANTS[number].items():
-            line = line_changed(text, *pair)
-            again = line in lines or pair in made
+            function = function_changed(text, *pair)
+            again = function in functions or pair in made
             yield pytest.param(number, name, marks=pytest.mark.slow if again else ())
-            lines.add(line)
+            if not again:
+                functions.add(function)
             made.append(pair)
 
 

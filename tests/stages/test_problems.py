@@ -232,6 +232,7 @@ def test_runs_are_the_same_bit_for_bit(stage):
         assert all(torch.equal(again[name], x) for name, x in first.items())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lends memory that isn't there")
 @for_each(TRITON)
 @pytest.mark.parametrize("way", FAR)

@@ -118,6 +118,13 @@ OF_SOME = {
             "batch B = 65536": (65536, 1, 1, 1), "H = 65536 heads": (1, 65536, 1, 1),
         }.items()
     },
+    "rows past 2^30": (
+        lambda stage: "gqa" in stage.STAGE.options and "triton" in stage.STAGE.needs,
+        good(
+            q=torch.zeros(1).expand(1, 1 << 15, (1 << 15) + 1, D), k=(1, 1, NK, D), v=(1, 1, NK, D)
+        ),
+        "q: got 1073774592 query rows to a key head, expected at most 1073741824: call it",
+    ),
     **{
         f"seqlens_k {came}": (takes("seqlens_k"), good(seqlens_k=value), f"seqlens_k: got {came}")
         for value, came in (

@@ -15,6 +15,7 @@ import pytest
 import ring_ranks
 import torch
 import torch.distributed as dist
+from marks import quickly
 from ring_ranks import RankFailed, Ranks
 from stage_checks import attend, normal
 
@@ -297,7 +298,7 @@ def test_ranks_have_slots_alike_after_one_has_changed_its_gpu(ranks, moment, tmp
 
 @pytest.mark.skipif(not has_module("triton"), reason="no triton")
 @CAUSAL
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", quickly(1, ["float16", "float32"]))
 def test_kernels_are_given_the_lse_and_the_output_of_all_keys(ranks, dtype, causal):
     """Stage 7's, as on a GPU; their float32 gradients are summed."""
     lengths = {"seqlens_k": (20, 0)} if not causal else {}
@@ -336,7 +337,7 @@ def test_what_is_held_does_not_grow_with_the_ranks(ranks):
 
 @CAUSAL
 @pytest.mark.parametrize("copies", ["group", "engine"])
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", quickly(1, WORLDS))
 def test_the_formula_says_how_much_memory_is_taken(ranks, world, copies, causal, tmp_path):
     """With stage 9's launches, which take what they do on a GPU, and compute nothing."""
     for fields in (

@@ -8,6 +8,7 @@ import torch
 from stage_checks import (
     FAKES,
     TWINS,
+    assert_close,
     attend,
     device_of,
     every_stage,
@@ -15,6 +16,7 @@ from stage_checks import (
     for_each,
     in_torch,
     normal,
+    rounding,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -91,6 +93,20 @@ def test_inference_and_deterministic_mode_change_nothing(stage):
         assert torch.equal(attend(stage, q, k, v), want)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@every_stage
+def test_autocast_changes_what_the_contract_says(stage):
+    """The dtype of stages that train, torch's own operations, and nothing else."""
+    q, k, v = tensors(stage)
+    want = attend(stage, q, k, v)
+    with torch.autocast(q.device.type, torch.float16):
+        got = attend(stage, q, k, v)
+    if stage.STAGE.number in (7, 9, 10):
+        assert got.dtype == torch.float16
+    elif not in_torch(stage) and stage not in TWINS:
+        assert torch.equal(got, want)
+    assert_close(got, want, rounding(*(x.half() for x in (q, k, v))))
 
 
 # ---- what records calls of torch

@@ -116,6 +116,15 @@ def test_nothing_is_timed_while_a_graph_is_captured(card):
     assert choose(card) == 32  # what is known is used
 
 
+def test_nothing_is_timed_where_the_same_bits_are_asked_for(card, monkeypatch):
+    """Another process may choose another, which sums up in another order."""
+    assert choose(card) == 32
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    card.launched.clear()
+    assert choose(card) == choose(card, sizes=(500, 1000)) == 16
+    assert card.launched == []
+
+
 def test_a_choice_is_made_once_for_sizes_up_to_the_same_power_of_two(card):
     choose(card)
     card.launched.clear()

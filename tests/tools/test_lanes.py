@@ -48,6 +48,7 @@ def test_each_gpu_takes_the_next_job_and_a_failure_is_said(ladder):
     assert {words[0] for words in said} == {"4", "7"}
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_ended_with_its_children_and_the_next_one_runs(ladder):
     jobs = [lanes.Job(1, ["hang"]), lanes.Job(2, ["two"])]
     ended = lanes.run_all(jobs, ["0"], 600.0, 5.0, Path(), ladder)

@@ -46,6 +46,7 @@ def test_each_record_of_a_run_or_a_bench_is_asked_for_as_it_was(tmp_path, monkey
     assert asked == []
 
 
+@pytest.mark.slow
 def test_only_records_whose_stages_were_edited_are_asked_for(tmp_path):
     text = (ROOT / "results" / "h200" / "hopper.jsonl").read_text(encoding="utf-8")
     first, *rest = text.splitlines(keepends=True)
