@@ -26,7 +26,7 @@ from ladder.bench import bench_command
 from ladder.ceilings import ceilings_command
 from ladder.doctor import doctor_command, list_command
 from ladder.generate import generate_command
-from ladder.help import LAB, LOOK, MEASURE, PAGES, SHOW, Command, Groups, examples
+from ladder.help import LAB, LOOK, MEASURE, PAGES, SHOW, Command, Groups, as_typed, examples
 from ladder.hidden import HIDDEN
 from ladder.io import io_command
 from ladder.lab import lab
@@ -177,11 +177,15 @@ def complain(message: str) -> int:
 def bad_value(error: BaseException, message: str) -> str:
     """The text for typer's usage `error`: its `message`, or the value given and what was expected.
 
-    For a value that it can't convert, typer's message doesn't say what was given.
+    For a value that it can't convert, typer's message doesn't say what was given. Its message of
+    another kind (an argument is missing, no option has that name) is followed by where to read on.
     """
     found: list[dict[str, str]] = getattr(error.__cause__, "errors", list)()
     if not found or not (param := getattr(error, "param", None)):
-        return message
+        if (context := getattr(error, "ctx", None)) is None:
+            return message
+        there = as_typed(*context.command_path.split()[1:], "--help")
+        return f"{message.rstrip('.')}; see `{there}`"
     expected = found[0]["msg"].removeprefix("Input should be ").partition(",")[0]
     return f"{param.opts[0]}: got {found[0]['input']!r}, expected: {expected}"
 

@@ -22,7 +22,7 @@ SHOW = "Show records again"
 PAGES = "Make the project's own pages"
 
 
-def as_typed(words: str) -> str:
+def as_typed(*words: str) -> str:
     """`ladder` and `words` as they can be typed here, where `ladder` may not be on the PATH.
 
     `.venv/bin/ladder diff 4 5` from the folder of a checkout whose .venv is not activated.
@@ -30,15 +30,19 @@ def as_typed(words: str) -> str:
     script = Path(sysconfig.get_path("scripts")) / "ladder"
     found = shutil.which("ladder")
     if found is not None and Path(found).with_suffix("") == script:
-        return f"ladder {words}"
+        return " ".join(["ladder", *map(quoted, words)])
     there = shutil.which(script) is not None
     program = script if there else Path(sys.executable)
     if program.parent != Path.cwd() and program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())
-    name = shlex.quote(str(program))
+    return " ".join(map(quoted, [str(program), *([] if there else ["-m", "harness"]), *words]))
+
+
+def quoted(word: str) -> str:
+    """A word of a command as this system's shells take it."""
     if os.name == "nt":  # its shells know no other quotes, and \\ is no escape there
-        name = f'"{program}"' if " " in str(program) else str(program)
-    return f"{name} {words}" if there else f"{name} -m harness {words}"
+        return f'"{word}"' if " " in word else word
+    return shlex.quote(word)
 
 
 class Command(TyperCommand):

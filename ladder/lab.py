@@ -247,10 +247,9 @@ def grade_command(
                 text = reports.report(row, result, worth)
                 files.write(told / f"{row.submission}.md", text)
             kept = " (kept)" if result is None else ""
-            print(
-                f"{row.submission}: {row.verdict}, {row.points:g} of {row.max_points:g}{kept}",
-                flush=True,
-            )
+            why = f": {row.diagnosis}" if row.diagnosis and not row.checks else ""
+            got = f"{row.points:g} of {row.max_points:g}"
+            print(f"{row.submission}: {row.verdict}, {got}{kept}{why}", flush=True)
 
         with alone(others):
             with table.alone():

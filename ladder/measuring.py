@@ -90,7 +90,11 @@ def begin(
     check(env)
     if out is not None:
         with writing(out):
-            return Writer.create(out, env)
+            try:
+                return Writer.create(out, env)
+            except FileExistsError:
+                check_out(out)  # another command, begun at the same moment, has made it
+                raise
     stem = f"{command}{datetime.now():%Y%m%d-%H%M%S}"
     for end in ("", *(f"-{index}" for index in range(2, 100))):
         path = RUNS / f"{stem}{end}.jsonl"

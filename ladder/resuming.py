@@ -142,5 +142,6 @@ def say_left(
     """After a Ctrl-C, print what is left, and the command that goes on with it, on stderr."""
     if any(isinstance(error, KeyboardInterrupt) for error in errors):
         own = dict.fromkeys(cell.stage.path for cell in cells if not cell.stage.ours)
-        again = as_typed(" ".join([f"{command} --resume {path}", *(f"--stage {x}" for x in own)]))
+        options = [("--resume", path), *(("--stage", file) for file in own)]
+        again = as_typed(command, *(str(word) for option in options for word in option))
         print(f"interrupted, {left} left: {again}", file=sys.stderr)

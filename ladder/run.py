@@ -33,9 +33,10 @@ SLOW = 1e10  # FLOPs of a call from which each step is a line of its own, where 
 def what_next() -> str:
     """The last lines of a tour: a command that works as typed, and a page."""
     if (yours := checkout.to_be_written()) is not None:  # a course's copy
-        return f"Next, the stage that is yours: {as_typed(f'lab start {yours}')}\nHow: docs/lab.md"
+        start = as_typed("lab", "start", str(yours))
+        return f"Next, the stage that is yours: {start}\nHow: docs/lab.md"
     return (
-        f"Next, what mends stage 4: {as_typed('diff 4 5')}\n"
+        f"Next, what mends stage 4: {as_typed('diff', '4', '5')}\n"
         "Stage by stage: docs/walkthrough/index.md"
     )
 

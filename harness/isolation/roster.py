@@ -248,7 +248,8 @@ def describe_files(
                     return [*stages, known]
                 raise BadStage(f"{label(path)}: while it was loaded: {error.reason}") from None
             if isinstance(message, Bad):
-                raise BadStage(f"{label(path)}: {message.reason}")
+                reason = message.reason.replace(f" {label(path)}: ", " ", 1)  # it is named already
+                raise BadStage(f"{label(path)}: {reason}")
             stages.append(StageInfo(path=path, **vars(message)))
     return stages
 

@@ -11,9 +11,9 @@ those of its q, with elements of e bytes; dK and dV travel in float32, D = 2 b h
                         clears, reads and writes dq's sums once more than one GPU does
     pairs      without a mask n^2 at each of the W hops; causal n (n + 1) / 2 at the first, then
                n^2 / 2 in zigzag, n^2 on the last rank in order
-    ring       at each hop max(compute + merge, send), or their sum without overlap; it sends KV at
-               all hops but the last, and backward D at all but the first two, and D home while the
-               second half of the own keys is computed
+    ring       at each hop max(compute + merge, send), backward max(compute, send) + merge, or
+               their sum without overlap; it sends KV at all hops but the last, and backward D at
+               all but the first two, and D home while the second half of the own keys is computed
     gather     send (W - 1) KV, put W KV together, compute all; backward the reverse
     Ulysses    send (W - 1) / W (2 Q + KV), some of it before and some after computing all; cut and
                put together 2 Q + KV, at the same times

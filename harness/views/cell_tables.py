@@ -18,17 +18,18 @@ from harness.views.roofline import roof_of
 from harness.views.table import Column, Table, Tables
 
 MORE = "docs/measuring.md"
+BETWEEN = f"from {ratios.CLOSE[0]:g}x to {ratios.CLOSE[1]:g}x"
 LEGEND = (
     "ok: exact by the float64 rule. wrong: misses it. wrong-by-design: declared inexact above its "
     "N. skipped, crashed, timeout, out-of-memory: no figure. interpreted: Triton without a GPU, "
     "no speed, never compared. ~: ratio of medians from one process per cell. Without ~: paired, "
     "all in one process, in turns: the median of the rounds' ratios, in brackets their quartiles "
-    "(vs #3: from 0.5x to 1.05x), and the times are of these rounds. Errors are against stage 3 in "
-    "float64, also stage 3's own."
+    f"(vs #3: only of ratios {BETWEEN}), and the times are of these rounds. Errors are against "
+    "stage 3 in float64, also stage 3's own."
 )
 # the legend in a terminal: one line of 80 columns
 SHORT_LEGEND = "~: not in turns; errors: to float64."
-COMPARED = "In turns: medians; of ratios, too, with quartiles from 0.5x to 1.05x."
+COMPARED = f"Medians, in turns. Ratios {BETWEEN} have quartiles."
 REPLAYED = "Each call replayed as a CUDA graph."
 # added to the legend of other directions than forward
 SHORT_LEGENDS = {"bwd": "bwd: dq, dk, dv from dO.", "train": "train: o, dq, dk, dv."}

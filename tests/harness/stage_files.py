@@ -19,6 +19,7 @@ DECLARES = {
     1: 'devices=("cpu",), ',
     3: "gradients=True, ",
     5: 'needs=("triton",), ',
+    7: 'needs=("triton",), gradients=True, options=("causal",), ',
     8: 'needs=("triton",), ',
 }
 LAST = "def attend(q, k, v):"

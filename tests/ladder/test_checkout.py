@@ -19,6 +19,7 @@ def wheel(tmp_path_factory):
     return installed(tmp_path_factory.mktemp("site")), tmp_path_factory.mktemp("away")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     ["readme", "readme --check", "figures", "figures --check", "figures --out pictures", "report"],
@@ -32,6 +33,7 @@ def test_what_needs_a_checkout_says_so(wheel, words):
     assert not list(away.iterdir())
 
 
+@pytest.mark.slow
 def test_the_model_s_packages_are_named_where_there_is_no_checkout_to_install(wheel):
     env, away = wheel
     code = "from attention_ladder.models.minilm import weights; print(weights.hint())"

@@ -10,8 +10,9 @@ import typer
 from ladder_command import ROOT, fakes, in_turn, without_gpu
 from made_up import make_cell, make_env, write_run
 
-from ladder import app, arguments
-from ladder.options import size
+from harness.records import jsonl
+from ladder import app, arguments, measuring
+from ladder.options import UserError, size
 
 H200 = ROOT / "results" / "h200"
 STAGE = "from stages.contract import Stage\n"
@@ -64,6 +65,23 @@ def refused(folder, arguments, says, run=in_turn):
     assert done.stderr.startswith("ladder: ") and done.stderr.count("\n") == 1, done.stderr
     assert says.lower() in done.stderr.lower()
     assert files() == before
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_of_two_commands_with_one_out_the_second_is_told_so(late, tmp_path, monkeypatch):
+    """The first makes the file when the second has looked for it, or has written its draft."""
+    out = tmp_path / "same.jsonl"
+
+    def first(*_):
+        out.write_text("the first's")
+        return b"the second's"
+
+    if late:
+        monkeypatch.setattr(jsonl, "dump_line", first)
+    with pytest.raises(UserError) as raised:
+        measuring.begin("run-", out, "cpu", {}, check=dict if late else first)
+    assert str(raised.value) == f"--out: {out} is there already: name another"
+    assert out.read_text() == "the first's" and [*tmp_path.iterdir()] == [out]
 
 
 TABLE = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
@@ -154,7 +172,7 @@ def test_what_a_machine_without_a_gpu_refuses(folder, words, says):
     ("text", "says"),
     [
         ("def attend(q, k, v:\n", "SyntaxError"),
-        (ATTEND, "no STAGE"),
+        (ATTEND, "ladder: mine.py: ValueError: no STAGE"),
         ("STAGE = {'number': 90}\n" + ATTEND, "no STAGE"),
         (DECLARED, "no attend"),
         ("import sys\nsys.exit(0)\n", "SystemExit"),

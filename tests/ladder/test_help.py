@@ -130,6 +130,7 @@ def test_list_holds_every_stage_and_peer_and_ones_own(monkeypatch, tmp_path, cap
     assert any(re.match(r" *90 +my stage +mine alone", line) for line in lines)
 
 
+@pytest.mark.slow
 def test_a_shell_completes_commands_and_options():
     def completed(words):
         count = str(len(words.split()) - 1)

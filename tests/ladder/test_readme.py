@@ -286,7 +286,8 @@ SAID = [
                  for p in ("ieee", "tf32", "float16"))
      and over_three(16384, h=1, precision="tf32") > 1),
     ("ring.md", "a little in causal training on four GPUs",
-     lambda: all(0.95 < ulysses_over_ring(n, causal=True) < 1 for n in (131072, 262144))
+     lambda: 0.975 < ulysses_over_ring(262144, causal=True) < 0.985
+     and 0.95 < ulysses_over_ring(131072, causal=True) < 1
      and all(ulysses_over_ring(n, causal=False) > 1 for n in (65536, 131072))),
     ("training.md", "it doesn't follow the context",
      lambda: generated()[4096][0] >= generated()[256][0]

@@ -34,6 +34,7 @@ def two(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_all_that_runs_here_is_right_and_shows_no_speed(two, world):
     path, printed = two[world]
@@ -50,12 +51,14 @@ def test_all_that_runs_here_is_right_and_shows_no_speed(two, world):
     assert "no speed: these processes share the cores of one CPU" in printed
 
 
+@pytest.mark.slow
 def test_show_prints_the_records_again(two):
     path, _ = two[2]
     done = in_turn("show", path)
     assert done.returncode == 0 and "2 ranks" in done.stdout and "Ulysses" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(two, tmp_path):
     lines = two[3][0].read_text().splitlines(keepends=True)
     path = tmp_path / "half.jsonl"

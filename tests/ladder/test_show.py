@@ -20,7 +20,7 @@ RECORDS = {
     "h200/table-4.4": ("vs before", "time.png"),
     "h200/bench-steps": ("3 torch, three GEMMs", "latency.png"),
     "h200/train": ("off by", "loss.png"),
-    "h200/generate": ("tokens/s, cache", "generate.png"),
+    "h200/generate": ("bytes/token,", "generate.png"),
     "h200/model-float32": ("MiniLM, 16 tokens", None),
     "h200/ceilings": ("float16 product, 8192^3", None),
     "h200/io": ("moved/pred.", "traffic.png"),
@@ -53,6 +53,18 @@ def test_records_of_each_kind_are_shown(name, tmp_path):
     assert len(rows) == len(records)
     lines = shown("show", file, "--format", "markdown").splitlines()
     assert any(re.fullmatch(r"\|(-+:?\|)+", line) for line in lines)
+
+
+def test_the_table_of_generate_fits_80_columns_with_each_heading_whole():
+    file = H200 / "generate.jsonl"
+    _, *lines = shown("show", file).splitlines()
+    first = next(at for at, line in enumerate(lines) if line.split()[0] == "256")
+    assert max(len(line.rstrip()) for line in lines[: first + 3]) <= 80
+    ends = [found.end() for found in re.finditer(r"\S+( MB)?", lines[first])]
+    parts = [[line[start:end].strip() for line in lines[:first]]
+             for start, end in zip([0, *ends], ends)]  # fmt: skip
+    heads = shown("show", file, "--format", "markdown").splitlines()[2].strip("| ").split(" | ")
+    assert [" ".join(filter(None, each)) for each in parts] == heads
 
 
 def test_several_files_are_shown_one_after_the_other():
@@ -89,6 +101,7 @@ def test_plots_of_old_are_named_one_a_line(tmp_path):
     assert sorted(said) == sorted(map(str, plots.iterdir())) and len(said) == 3
 
 
+@pytest.mark.slow
 def test_bench_show_of_old_writes_its_csv_and_plots(tmp_path):
     file, table = H200 / "bench-steps.jsonl", tmp_path / "t.csv"
     said = shown("bench", "--show", file, "--out", table, "--plots", tmp_path / "plots",

@@ -72,9 +72,8 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "commands", [[SMALL], pytest.param(COMMANDS, marks=pytest.mark.slow)], ids=["run", "all"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("commands", [[SMALL], COMMANDS], ids=["run", "all"])
 def test_no_name_in_the_current_folder_has_the_place_of_a_module(here, commands):
     done, imported = ladder(here, *commands)
     assert (done.returncode, imported) == (0, []), done

@@ -71,6 +71,7 @@ def calls_made(folder, seconds):
     return path.with_suffix(".calls").stat().st_size
 
 
+@pytest.mark.slow
 def test_two_processes_that_are_told_the_same_call_as_often(tmp_path):
     """Whatever their speed: two that compute in step would wait for each other for ever."""
     fast, slow = (calls_made(tmp_path, seconds) for seconds in (0.0, 0.004))

@@ -114,6 +114,7 @@ def test_two_runs_that_begin_in_the_same_second_have_a_file_each(tmp_path, monke
     assert names == [f"20260101-000000{end}.jsonl" for end in ("", "-2", "-3")]
 
 
+@pytest.mark.slow
 def test_no_record_is_of_another_file_than_it_names(tmp_path):
     """As when somebody edits a stage while the command runs."""
     mine = FAKES.write(tmp_path, "edits_itself")

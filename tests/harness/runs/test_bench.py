@@ -10,6 +10,7 @@ import pytest
 import torch
 from ladder_command import FAKES, in_turn
 from made_up import make_stage_info, problem
+from marks import quickly
 
 from course.suites import SUITES
 from course.suites import names as suite_names
@@ -127,7 +128,7 @@ tuner.choose(SimpleNamespace(__name__="{kernel}"), candidates, None, q, ("ieee",
 """
 
 
-@pytest.mark.parametrize("direction", ["fwd", pytest.param("train", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("direction", quickly(1, ["fwd", "train"]))
 def test_a_record_holds_its_rounds_and_its_own_launch_configurations(make_stage, direction):
     """In turns, and of a stage alone."""
     names = {"ours": 32, "other": 64}
@@ -222,6 +223,7 @@ if {{!r}} in os.environ['IN_HERE']:\n    ctypes.string_at(0)\n{RIGHT}"
     assert "sound alone, but of all in one process: killed by SIGSEGV" in records["cain"]["reason"]
 
 
+@pytest.mark.slow
 def test_a_stage_that_hangs_fails_alone(tmp_path):
     hangs = written(tmp_path, "hangs")[0]
     records = hold(hangs, STAGE3, limits=replace(LIMITS, budget=8.0))
@@ -618,6 +620,7 @@ def test_the_math_backend_takes_part_on_a_cpu_too(everyone, asked):
     assert found(records) == dict.fromkeys(pair, "ok"), records
 
 
+@pytest.mark.slow
 def test_the_tour_of_a_cpu_has_no_peers(everyone):
     """`ladder bench` compares; the tour shows the ladder, and peers in a GPU's part alone."""
     names = {cell.stage.name for cell in plan_tour(everyone, PROBLEM)}

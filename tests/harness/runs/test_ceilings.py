@@ -148,6 +148,7 @@ def test_the_copy_moves_half_its_bytes_each_way(monkeypatch, one_thread):
     assert source.unique().numel() > 0.9 * source.numel()
 
 
+@pytest.mark.slow
 def test_each_ceiling_is_measured_and_a_failure_costs_its_own():
     bad = Ceiling("matmul", "cpu", -1, "float32", "ieee", 1)
     first, why, *rest = ceilings.measure_ceilings([SMALL[0], bad, *SMALL[1:]], seconds=0.01)
@@ -217,6 +218,7 @@ def measure(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_the_command_records_and_shows(measure, tmp_path):
     out = tmp_path / "ceilings.jsonl"
     code, shown, progress = measure(SMALL, out)

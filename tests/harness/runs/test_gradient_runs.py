@@ -52,6 +52,7 @@ def test_stages_with_wrong_gradients_are_wrong_with_the_tensor_named(tmp_path, d
     assert cells[YARDSTICK]["err_stage3_max"] == cells[YARDSTICK]["err_stage3_rel"] == 0
 
 
+@pytest.mark.slow
 def test_a_forward_run_of_a_stage_with_wrong_gradients_is_ok(tmp_path):
     _, cells = measured(tmp_path, *RUN, "--stages", 3, *QUICK, *fakes("grad_swaps"))
     assert [cell["status"] for cell in cells["grad_swaps"]] == ["ok"]

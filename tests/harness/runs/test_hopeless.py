@@ -102,6 +102,7 @@ def test_a_stage_is_told_before_it_is_called_that_it_is_beyond_its_limits(monkey
     assert plan.why_beyond(three, asked, limits) is None
 
 
+@pytest.mark.slow
 def test_bench_and_run_say_the_same_of_what_is_beyond_them_and_start_nothing(tmp_path):
     for command in ("run", "bench"):
         sizes = ("--b", 1, "--h", 1, "--n", 100000, "--stages", 3, "--device", "cpu")

@@ -4,6 +4,7 @@ from itertools import chain
 
 import pytest
 from ladder_command import RUN, fakes, measured
+from marks import quickly
 
 from harness.problems import cost
 from harness.problems.problem import Problem
@@ -12,7 +13,7 @@ GROUPED = ("--n", "8,16", "--d", 8, "--h", 4, "--hk", 2)
 PADDED = ("--n", "16,24", "--d", 8, "--b", 2, "--seqlens", "5,16")
 
 
-@pytest.mark.parametrize("direction", ["fwd", pytest.param("train", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("direction", quickly(1, ["fwd", "train"]))
 @pytest.mark.parametrize(
     ("options", "asked", "reason"),
     [

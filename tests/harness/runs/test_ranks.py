@@ -89,6 +89,7 @@ def test_where_no_ranks_can_be_they_are_started_once(tmp_path, monkeypatch):
     assert {each.status for each in found.values()} == {"skipped"} and len(started) == 1
 
 
+@pytest.mark.slow
 def test_nothing_is_left_running(failed):
     assert descendants(server_pid()) == set()
 

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import time
 
@@ -77,7 +78,7 @@ def test_nothing_is_left_behind_by_a_killed_run_whose_stage_hangs(tmp_path):
 )  # fmt: skip
 def test_ctrl_c_leaves_a_valid_file_and_a_table_of_what_is_done(tmp_path, begin, kept, said):
     """A stage that hangs is named meanwhile; and a second run may not write to the file."""
-    path, mine = tmp_path / "run.jsonl", fakes("hangs_above_8")
+    path, mine = tmp_path / "my run.jsonl", fakes("hangs_above_8")
     with Started(*begin, "--stages", 3, *mine, "--out", path, log=tmp_path / "log") as run:
         run.wait_for(lambda: lines(path) == 1 + kept, "its first cells")
         refuses(path, *mine, says="being written by another run", command=begin[0], starts="")
@@ -89,8 +90,8 @@ def test_ctrl_c_leaves_a_valid_file_and_a_table_of_what_is_done(tmp_path, begin,
         assert run.wait_until_gone() == []
         text = run.text()
     assert "Traceback" not in text and "torch, three GEMMs" in text
-    again = rf"interrupted, {said}: \S*ladder {begin[0]} --resume {path} {' '.join(mine)}"
-    assert re.search(again, " ".join(text.split()))
+    words = shlex.join([begin[0], "--resume", str(path), *mine])
+    assert re.search(rf"interrupted, {said}: \S*ladder {re.escape(words)}", " ".join(text.split()))
     env, cells = read(path)
     assert len(env["plan"]) == 4 and len(cells) == kept
     assert {cell["status"] for cell in cells} == {"ok"}

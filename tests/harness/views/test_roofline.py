@@ -184,6 +184,7 @@ def files(tmp_path, cells, roofs, **changes):
     return run, write_run(tmp_path / "ceilings.jsonl", gpu_env([]) | changes, roofs)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_and_draws(tmp_path):
     cells = [*gpu_run(), make_cell(0, "scalar", n=64, device="cuda", flops=12345)]
     run, roofs = files(tmp_path, cells, gpu_ceilings())

@@ -184,6 +184,18 @@ def test_a_ratio_has_the_digits_that_show_its_spread(slow, shown, brief):
     assert ratios.show_briefly(after, after) == "1.00x"  # itself
 
 
+@pytest.mark.parametrize("said", [cell_tables.COMPARED, cell_tables.LEGEND.partition("#3")[2]])
+def test_the_legend_says_which_ratios_have_quartiles(said):
+    def brief(ratio):
+        slow = make_cell(1, time_ms=ratio, paired=True, rounds_ms=[ratio, ratio, ratio + 0.001])
+        fast = make_cell(time_ms=1.0, paired=True, rounds_ms=[1.0, 1.0, 1.0])
+        return ratios.show_briefly(slow, fast)
+
+    low, high = (float(x) for x in re.findall(r"([\d.]+)x", said)[:2])
+    assert "(" in brief(low) and "(" in brief(high - 1e-6)
+    assert "(" not in brief(low - 1e-6) and "(" not in brief(high)
+
+
 @pytest.mark.parametrize(
     ("ms", "text"),
     [(None, "-"), (1.23e-4, "0.123 us"), (0.0123, "12.3 us"), (0.9994, "999 us"), (0.9999, "1 ms"),
