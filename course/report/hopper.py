@@ -209,7 +209,7 @@ def other_widths(name: str) -> str:
     for d, causal in combinations(ds, text.MASKS):
         ours = row(SHIPPED, d, causal)
         ahead = ([*map(over, ours, row(peer, d, causal))] for peer in peers)
-        rates = [f"**{x}**" for x in map(rate, ours)]
+        rates = ["-" if x == "-" else f"**{x}**" for x in map(rate, ours)]
         body.append([d, text.MASKS[causal], *(" / ".join(each) for each in (rates, *ahead))])
     header = " | ".join(["d", "mask", "#9", *(f"#9 over {PEERS[x]}" for x in peers)])
     done = {"fwd": "forward", "bwd": "backward"}[cells[0]["direction"]]
