@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from ladder_command import ROOT, Started, environ, in_turn, ladder
+from ladder_command import PATIENCE, ROOT, Started, environ, in_turn, ladder
 from marks import quickly
 from stage_files import Table
 
@@ -102,7 +102,7 @@ def test_a_cheat_gets_nothing_for_what_it_gains(name, expected, tmp_path, monkey
     path.write_text(path.read_text(encoding="utf-8").replace("FOLDER", str(tmp_path)), "utf-8")
     number, shown = of_stage(path), expected.get("shown", "a few keys")
     of_some(monkeypatch, shown)
-    row, result = grade.grade(path, number, 5, False, calls.Limits())
+    row, result = grade.grade(path, number, 5, False, calls.Limits(seconds=PATIENCE))
     assert "ok" not in row.checks.values(), result
     assert row.verdict == expected["verdict"], result
     assert expected.get("says", "") in row.diagnosis, row.diagnosis
@@ -118,7 +118,7 @@ def test_what_an_honest_student_leaves_in_a_file_is_no_cheat(line, within, tmp_p
     of_some(monkeypatch, "a few keys")
     text = edited(BODY, f"    {line}\n{BODY}") if within else f"{RAW}\n{line}\n"
     path = write(tmp_path, mine=text) / "mine.py"
-    row, result = grade.grade(path, 1, 5, False, calls.Limits())
+    row, result = grade.grade(path, 1, 5, False, calls.Limits(seconds=PATIENCE))
     assert row.verdict == ("crashed" if LEFT[line] else "passed"), result
     assert LEFT[line] in " ".join((row.diagnosis, *result.case)), result
 
@@ -137,15 +137,15 @@ def test_a_cheat_in_one_check_loses_the_points_of_all():
 def test_an_honest_variant_passes(name, expected, tmp_path, monkeypatch):
     path = SUBMISSIONS.write(tmp_path, name)
     of_some(monkeypatch, *(ALARMS[:2] if name in QUICK else ALARMS))
-    row, result = grade.grade(path, of_stage(path), None, False, calls.Limits())
+    row, result = grade.grade(path, of_stage(path), None, False, calls.Limits(seconds=PATIENCE))
     assert row.verdict == "passed" and {*row.checks.values()} == {"ok"}, result
 
 
 def test_the_twin_is_graded_only_where_it_is_asked_for(monkeypatch):
     of_some(monkeypatch, "a few keys")
     twin = labs.source(5, twin=True)
-    assert grade.grade(twin, 5, None, True, calls.Limits())[0].verdict == "passed"
-    row, _ = grade.grade(twin, 5, None, False, calls.Limits())
+    assert grade.grade(twin, 5, None, True, calls.Limits(seconds=PATIENCE))[0].verdict == "passed"
+    row, _ = grade.grade(twin, 5, None, False, calls.Limits(seconds=PATIENCE))
     assert row.verdict == "failed" and "--cpu" in row.diagnosis
 
 
@@ -218,7 +218,7 @@ def test_in_torch_a_whole_s_is_refused_however_it_is_made(body, tmp_path, monkey
     of_some(monkeypatch, "one pass, tile by tile", *["many keys"] * (body == ONLINE))
     path = tmp_path / "mine.py"
     path.write_text(IN_TORCH + body, encoding="utf-8")
-    row, result = grade.grade(path, 5, None, True, calls.Limits())
+    row, result = grade.grade(path, 5, None, True, calls.Limits(seconds=PATIENCE))
     assert (row.verdict == "passed") == (not BODIES[body]), result
     assert row.diagnosis.startswith(BODIES[body])
 
@@ -435,7 +435,7 @@ def test_an_empty_gap_is_no_mistake_where_another_line_does_its_work(name, tmp_p
     assert text not in (S5, S1)
     path = write(tmp_path, mine=text) / "mine.py"
     stage = of_stage(path)
-    row, result = grade.grade(path, stage, 1, False, calls.Limits())
+    row, result = grade.grade(path, stage, 1, False, calls.Limits(seconds=PATIENCE))
     assert row.verdict == verdict, result
     told = [line for line in result.case if "no code in the gap past" in line]
     assert len(told) == (verdict == "failed")
@@ -465,7 +465,7 @@ def test_the_points_of_a_submission_do_not_hang_on_the_seed(name, tmp_path, monk
     stage = of_stage(path)
     worth = grade.read_points(stage, None)[0]
     first, second = (
-        grade.grade(path, stage, seed, False, calls.Limits())[0].worth(worth) for seed in (1, 2)
+        grade.grade(path, stage, seed, False, calls.Limits(seconds=PATIENCE))[0].worth(worth) for seed in (1, 2)
     )
     assert (first.checks, first.verdict) == (second.checks, second.verdict)
     assert (first.points == first.max_points) == (first.verdict == "passed") == (name == "right")
@@ -480,7 +480,7 @@ def test_a_report_shows_no_folder_of_the_machine_that_graded(tmp_path):
         f"{RAW}\n{line}\n",
     )):  # fmt: skip
         path = write(tmp_path / str(at), mine=text) / "mine.py"
-        row, result = grade.grade(path, 1, 1, False, calls.Limits())
+        row, result = grade.grade(path, 1, 1, False, calls.Limits(seconds=PATIENCE))
         shown = "\n".join((row.diagnosis, *result.case))
         assert row.verdict == "crashed" and "mine.py" in shown
         assert str(tmp_path) not in shown and str(ROOT) not in shown, shown

@@ -65,8 +65,12 @@ class Work:
         # of each program, and of each run of loads and the stores that follow it in one program:
         # elements loaded, with those that a mask leaves out, and stored
         self.programs, self.runs = [0], [[0, 0]]
-        # where scores lie: the address of a tensor -> its storage, where that begins, how many keys
-        self.kept: dict[int, tuple[StorageWeakRef, int, int]] = {}
+        # where scores lie: the address of a tensor -> its storage, and how many keys; and the
+        # address of a storage -> the latest one there. Those that were freed go at a sweep
+        self.kept: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.holders: dict[int, StorageWeakRef] = {}
+        self.held = 0  # keys in `kept`
+        self.step = 0  # keys by which more may be held at once, before it is noted
         self.largest = self.most_kept = 0  # keys whose scores one tensor has, and all hold at once
         self.seen = Counter[str]()  # operations that the mode has seen since the last `recorded`
         self.made_from: dict[int, set[int]] = {}  # a storage -> those that its numbers come from
@@ -82,9 +86,9 @@ class Work:
     def watching(self) -> Iterator[None]:
         """Watch while the submission's own code runs."""
         self.operations = self.stores = self.scaled = 0
-        self.read = self.widest = self.masked = self.largest = self.most_kept = 0
+        self.read = self.widest = self.masked = self.largest = self.most_kept = self.held = 0
         self.programs, self.runs = [0], [[0, 0]]
-        for noted in (self.made_from, self.sizes, self.stored, self.kept):
+        for noted in (self.made_from, self.sizes, self.stored, self.kept, self.holders):
             noted.clear()
         with self.operator, self.function:
             yield
@@ -95,6 +99,7 @@ class Work:
         there = [x for x in tensors if x is not None]
         self.given = sum(x.numel() for x in there)
         self.rows, self.d = problem.b * problem.h * problem.nq, problem.d
+        self.step = problem.nk // 64
         self.inputs = [self.place(x) for x in there[:3]]
 
     def record(self) -> list[Any]:
@@ -192,9 +197,8 @@ class Work:
 
         An operation that only carries numbers makes scores of scores alone.
         """
-        self.kept = {at: kept for at, kept in self.kept.items() if not kept[0].expired()}
-        places = {place for _, place, _ in self.kept.values()}
-        of_scores = any(self.place(x) in places for x in given)
+        holders = [self.holders.get(self.place(x)) for x in given]
+        of_scores = any(each is not None and not each.expired() for each in holders)
         for x in made:
             # partial outputs have d numbers for each row
             widths = [n for n in x.shape[-2:] if n != self.d]
@@ -202,9 +206,15 @@ class Work:
             if inexact(x) and (of_scores if carries else per_row):
                 keys = x.numel() // self.rows
                 storage = StorageWeakRef(x.untyped_storage())
-                self.kept[x.data_ptr()] = storage, self.place(x), keys
+                _, before = self.kept.get(x.data_ptr(), (None, 0))
+                self.held += keys - before
+                self.kept[x.data_ptr()] = storage, keys
+                self.holders[self.place(x)] = storage
                 self.largest = max(self.largest, 0 if carries else keys)
-        self.most_kept = max(self.most_kept, sum(keys for *_, keys in self.kept.values()))
+        if self.held > self.most_kept + self.step:  # to look at all takes long
+            self.kept = {at: kept for at, kept in self.kept.items() if not kept[0].expired()}
+            self.held = sum(keys for _, keys in self.kept.values())
+            self.most_kept = max(self.most_kept, self.held)
 
     def holds_numbers(self, x: torch.Tensor) -> bool:
         """Whether `x` holds real or complex numbers, or integers that were made from such."""
