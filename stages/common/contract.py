@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._C._functorch import is_legacy_batchedtensor
 
 from stages.common import machine
 
@@ -167,12 +168,19 @@ class FirstDerivative(torch.autograd.Function):
     """A backward pass as a node of torch's graph, so that going back through it can be refused.
 
     apply(stage, passes, *tensors) gives what passes(*tensors) gives; `tensors` are all that it
-    depends on. torch's own once_differentiable is silent where dO itself needs no gradient.
+    depends on. torch's own once_differentiable is silent where dO itself needs no gradient. Raises
+    RuntimeError where several gradients come at once (is_grads_batched), whose memory can't be read.
     """
 
     @staticmethod
     def forward(ctx: Any, stage: Stage, passes: Callable[..., Any], *tensors: Any) -> Any:
         ctx.stage = stage
+        if any(isinstance(x, torch.Tensor) and is_legacy_batchedtensor(x) for x in tensors):
+            raise RuntimeError(
+                f"stage {stage.number} ({stage.name}): got several gradients of its output at once "
+                "(is_grads_batched, or vectorize=True), but it takes one: call it for each, or use "
+                "stage 3"
+            )
         return passes(*tensors)
 
     @staticmethod

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from stages.common.contract import (
@@ -45,8 +45,8 @@ PLAIN = (Tensor, torch.nn.Parameter)  # what a tensor of these types is like tel
 
 
 def transformed(*tensors: Tensor) -> bool:
-    """Whether torch.func or forward-mode differentiation is transforming any of `tensors`."""
-    if any(map(is_functorch_wrapped_tensor, tensors)):
+    """Whether torch is transforming any of `tensors`: torch.func, forward mode, batched gradients."""
+    if any(map(is_functorch_wrapped_tensor, tensors)) or any(map(is_legacy_batchedtensor, tensors)):
         return True
     # no level is entered, mostly; torch 2.6 to 2.14 know it by this name
     if getattr(forward_ad, "_current_level", 0) < 0:

@@ -47,6 +47,14 @@ def launching(x: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     return _here if x.get_device() == torch.cuda.current_device() else torch.cuda.device_of(x)
 
 
+def capturing(x: torch.Tensor) -> bool:
+    """Whether a CUDA graph is being captured on the current stream of x's GPU."""
+    if not x.is_cuda:
+        return False
+    with launching(x):
+        return torch.cuda.is_current_stream_capturing()
+
+
 def why_no_gpu() -> str | None:
     """Why no stage can run on a GPU here, or None where one can."""
     if torch.cuda.is_available():

@@ -24,9 +24,9 @@ from stages.common.contract import (
     wrong,
 )
 from stages.common.fit import padded_dim
-from stages.common.inputs import check_plain, dtype_name
+from stages.common.inputs import check_plain, dtype_name, transformed
 from stages.common.launch import fast_launch
-from stages.common.machine import launching
+from stages.common.machine import capturing, launching
 from stages.common.no_triton import tl, triton
 
 PAGE_SIZES = (16, 32, 64, 128, 256)
@@ -135,7 +135,7 @@ class PagedCache:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise wrong(name, repr(value), f"an int from 1 to {most}")
-        if isinstance(page_size, bool) or page_size not in PAGE_SIZES:
+        if not isinstance(page_size, int) or page_size not in PAGE_SIZES:
             raise wrong("page_size", repr(page_size), f"one of {', '.join(map(str, PAGE_SIZES))}")
         if not isinstance(dtype, torch.dtype) or dtype_name(dtype) not in DTYPES:
             raise wrong("dtype", repr(dtype), f"one of {', '.join(DTYPES)}")
@@ -145,9 +145,9 @@ class PagedCache:
             raise wrong("device", repr(device), "'cuda' or 'cpu'") from error
         if device.type not in NEEDS.devices:
             raise wrong("device", f"'{device}'", "'cuda' or 'cpu'")
-        if reason := why_not_dtype(NEEDS, dtype_name(dtype), device.type):
+        if reason := why_not_dtype(NEEDS, dtype_name(dtype), device):
             raise ValueError(f"dtype: got {dtype_name(dtype)}: {reason}")
-        if reason := why_not(NEEDS, device.type):
+        if reason := why_not(NEEDS, device):
             raise StageUnavailable(f"a paged cache can't be kept here: {reason}")
         self.page_size = page_size
         self.k = torch.empty((pages, Hk, page_size, d), dtype=dtype, device=device)
@@ -219,13 +219,12 @@ class PagedCache:
         Where each sequence has a page for its token (`reserve`), a CUDA graph may capture the call:
         each replay appends, at the lengths on the device. Before it, call `advance`.
         """
-        capturing = self.k.is_cuda and torch.cuda.is_current_stream_capturing()
+        captured = capturing(self.k)
         rows, _ = self.rows(sequences)
-        if len(set(sequences)) < len(sequences):
-            raise wrong("sequences", "one of them twice", "each once: a call appends one token")
+        self.check_once(sequences)
         self.check_tokens(k, v, batch=len(sequences))
         full = self.without_room(sequences)
-        if full and capturing:
+        if full and captured:
             raise RuntimeError(
                 "append_many: a CUDA graph is being captured, and a token begins a page; reserve "
                 "pages before the capture"
@@ -238,7 +237,7 @@ class PagedCache:
         new = dict(zip(full, reversed(self.free_pages), strict=False))
         pages = self.upload([new.get(i, -1) for i in range(len(sequences))]) if new else None
         self.write_each(k, v, rows, pages)
-        if capturing:  # nothing has been appended yet
+        if captured:  # nothing has been appended yet
             return
         del self.free_pages[len(self.free_pages) - len(new) :]
         for name in sequences:
@@ -274,9 +273,11 @@ class PagedCache:
         """Count a token more of each of `sequences`: a CUDA graph with `append_many` is replayed.
 
         Call it before the replay. Raises RuntimeError where one has no page for its token, which
-        would be written to another's page; ValueError where one is unknown.
+        would be written to another's page; ValueError where an argument is wrong.
         """
+        self.check_list(sequences)
         self.check_known(sequences)
+        self.check_once(sequences)
         if full := self.without_room(sequences):
             raise RuntimeError(
                 f"advance: sequence {sequences[full[0]]!r} has no page for another token; reserve "
@@ -346,11 +347,8 @@ class PagedCache:
         Raises ValueError where there is none or one is unknown, RuntimeError where a CUDA graph
         captures a batch that was never asked for before it.
         """
-        if isinstance(sequences, str) or not isinstance(sequences, Sequence):
-            raise wrong("sequences", type(sequences).__name__, "a list of sequences")
-        if not sequences:
-            raise wrong("sequences", "none", "one for each batch entry of q")
-        capturing = self.k.is_cuda and torch.cuda.is_current_stream_capturing()
+        self.check_list(sequences)
+        captured = capturing(self.k)
         names = tuple(sequences)
         try:
             rows = self.asked.get(names)
@@ -359,16 +357,16 @@ class PagedCache:
         if rows is None:
             self.check_known(sequences)
             rows = self.asked[names] = self.rows_of(
-                tuple(map(self.row.__getitem__, names)), capturing
+                tuple(map(self.row.__getitem__, names)), captured
             )
-        if capturing:
+        if captured:
             self.captured.append(rows)
         return rows, max(map(self.length.__getitem__, names))
 
-    def rows_of(self, batch: tuple[int, ...], capturing: bool) -> Tensor:
+    def rows_of(self, batch: tuple[int, ...], captured: bool) -> Tensor:
         """Rows of the table, on the device, where they were put at the first call with them."""
         if batch not in self.batches:
-            if capturing:
+            if captured:
                 raise RuntimeError(
                     "attend_paged: a CUDA graph is being captured; call it once with these "
                     "sequences before the capture"
@@ -385,6 +383,18 @@ class PagedCache:
             self.pages_of[batch] = self.k[:1].expand(batch, -1, -1, -1)
         return self.pages_of[batch]
 
+    def check_list(self, sequences: Sequence[Hashable]) -> None:
+        """Raise ValueError unless `sequences` is a list of some."""
+        if isinstance(sequences, str) or not isinstance(sequences, Sequence):
+            raise wrong("sequences", type(sequences).__name__, "a list of sequences")
+        if not sequences:
+            raise wrong("sequences", "none", "one for each batch entry of q")
+
+    def check_once(self, sequences: Sequence[Hashable]) -> None:
+        """Raise ValueError unless each of `sequences` is there once: a step has one token of it."""
+        if len(set(sequences)) < len(sequences):
+            raise wrong("sequences", "one of them twice", "each once: a call appends one token")
+
     def check_known(self, sequences: Sequence[Hashable]) -> None:
         """Raise ValueError unless each of `sequences` has been appended to."""
         for sequence in sequences:
@@ -398,7 +408,7 @@ class PagedCache:
 
     def check_capture(self, call: str) -> None:
         """Raise RuntimeError while a CUDA graph is captured."""
-        if self.k.is_cuda and torch.cuda.is_current_stream_capturing():
+        if capturing(self.k):
             raise RuntimeError(
                 f"{call}: a CUDA graph is being captured, and where tokens go is decided outside "
                 "of it; append before the capture, or between replays"
@@ -436,12 +446,15 @@ class PagedCache:
         self.check_kind("q", q)
 
     def check_kind(self, name: str, x: Tensor) -> None:
-        """Raise ValueError unless `x` has the cache's dtype and device, and wants no gradient."""
+        """Raise ValueError unless `x` has the cache's dtype and device, and is not to be differentiated."""
         dtype, device = self.k.dtype, self.k.device
         if x.dtype != dtype:
             raise wrong(name, f"dtype {dtype_name(x.dtype)}", f"the cache's {dtype_name(dtype)}")
         if x.device != device:
             raise wrong(name, f"device {x.device}", f"the cache's {device}")
+        if transformed(x):
+            got = "a tensor inside torch.func (grad, vmap, jvp) or forward_ad"
+            raise wrong(name, got, "a plain one: a cache has no way back")
         if torch.is_grad_enabled() and x.requires_grad:
             way = "none: a cache has no way back; call it under torch.no_grad()"
             raise wrong(name, "requires_grad=True", way)

@@ -125,6 +125,14 @@ def test_a_gradient_of_a_gradient_is_refused(stage, constant):
 
 
 @every_node
+def test_gradients_that_come_all_at_once_are_refused(stage):
+    q, k, v, dO = leaves(stage)
+    says = rf"^stage {stage.STAGE.number} .*several gradients .*at once.*stage 3"
+    with pytest.raises(RuntimeError, match=says):
+        torch.autograd.grad(stage.attend(q, k, v), q, torch.stack([dO, dO]), is_grads_batched=True)
+
+
+@every_node
 def test_what_changes_in_place_before_the_backward_pass_is_refused(stage):
     """Or it doesn't matter, as the output's later life doesn't where nobody keeps it."""
     q, k, v, dO = leaves(stage)

@@ -1,5 +1,6 @@
 """The launch path tells apart what Triton tells apart, and keeps nothing that it must not keep."""
 
+import contextlib
 import itertools
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from stages.common import launch as path
+from stages.common import machine
 from stages.common.launch import Launch, Launches, fast_launch, kind_of_tensors
 from stages.common.machine import has_module
 
@@ -446,3 +448,22 @@ def test_only_so_much_is_kept(kernel, two, monkeypatch):
     for key in range(5):
         path.launch_and_keep(key, steps_of(two))
     assert [path.launch_again(key) for key in range(5)] == [False] * 3 + [True] * 2
+
+
+def test_whether_a_graph_is_captured_is_asked_of_the_tensor_s_own_gpu(monkeypatch):
+    """Another GPU's stream may capture one at the same time."""
+    here = [0]
+
+    @contextlib.contextmanager
+    def device_of(x):
+        here.append(x.get_device())
+        yield
+        here.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: here[-1])
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: here[-1] == 1)
+    for index in (0, 1):
+        x = SimpleNamespace(is_cuda=True, get_device=lambda index=index: index)
+        assert machine.capturing(x) == (index == 1) and here == [0]
+    assert not machine.capturing(torch.ones(1))

@@ -350,6 +350,13 @@ def refusals():
         ),
         "of one": (["a"], step, "k: got shape (2, 2, 1, 8), expected (B, Hk, 1, d) = (1, 2, 1, 8)"),
     }  # fmt: skip
+    bad_lists = {
+        f"{type(names).__name__}": (names, step, "sequences: got ")
+        for names in ("ab", 3, None, {"a"}, [], (x for x in "ab"))
+    }
+    for case, (names, _, says) in {**bad_steps, **bad_lists}.items():
+        if case not in ("two tokens", "of one"):
+            made[f"counted, {case}"] = partial(PagedCache.advance, sequences=names), says
     for case, (names, pair, says) in bad_steps.items():
         ask = lambda cache, names=names, pair=pair: cache.append_many(names, *pair)  # noqa: E731
         made[f"a token to each, {case}"] = ask, says
@@ -360,6 +367,25 @@ def refusals():
         lambda cache: stage.attend_paged(q, {}, ["a"]), "cache: got dict, expected a PagedCache",
     )  # fmt: skip
     return made
+
+
+def test_what_torch_transforms_is_refused_and_changes_nothing():
+    """Written to the cache, it would have no way back."""
+    cache, (k, v) = cache_of(), tokens(3)
+    cache.append("a", k, v)
+
+    def append(k):
+        cache.append("a", k, v)
+        return k.sum()
+
+    for transformed in (
+        lambda: torch.func.grad(append)(k),
+        lambda: torch.func.vmap(append)(k[None]),
+        lambda: torch.func.jvp(append, (k,), (k,)),
+    ):
+        says = r"^k: got a tensor inside torch\.func"
+        with unchanged(cache), pytest.raises(ValueError, match=says):
+            transformed()
 
 
 @pytest.mark.parametrize("case", refusals() if has_module("triton") else ())
@@ -415,7 +441,7 @@ def test_a_launch_that_fails_changes_nothing(monkeypatch):
     ("name", "value"),
     [
         *[(name, x) for name in ("pages", "Hk", "d") for x in (0, -1, 2.0, True, "3", 1 << 31)],
-        *[("page_size", x) for x in (0, 8, 17, 48, 512, 16.5, None, True)],
+        *[("page_size", x) for x in (0, 8, 17, 48, 512, 16.0, 16.5, None, True)],
         ("d", 257),
         *[("dtype", x) for x in (torch.float64, torch.int32, "float32", None)],
         *[("device", x) for x in ("meta", "nowhere", 3.5)],
