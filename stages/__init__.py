@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,7 +59,8 @@ def load(
         inside = named.relative_to(HERE.resolve()).with_suffix("")
         module = importlib.import_module(".".join(("stages", *inside.parts)))
     else:
-        name = f"stage_{named.stem}"
+        # a student's may be "mine (1).py"; it goes into the names of torch's operators, too
+        name = "stage_" + re.sub(r"\W", "_", named.stem, flags=re.ASCII)
         while getattr(sys.modules.get(name), "__file__", str(path)) != str(path):
             name += "_"  # another folder's file of that name stays what it is
         if not alone and str(named.parent) not in sys.path:

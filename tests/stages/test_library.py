@@ -1,8 +1,12 @@
 """Stages in Triton as operators of torch: one node of torch.compile's graph, forwards and back."""
 
+import shutil
+
 import pytest
 import torch
 from stage_checks import FAKES, device_of, for_each, normal, stage_id
+
+import stages
 
 IN_TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
 TRAINING = [stage for stage in IN_TRITON if stage.STAGE.gradients]
@@ -144,3 +148,14 @@ def test_a_gradient_that_is_not_there_is_refused_in_a_graph_too(stage):
     q, k, v, _ = tensors(stage, grad=True)
     with pytest.raises(ValueError, match=r"^q: got requires_grad=True"):
         torch.compile(stage.attend, backend="aot_eager")(q, k, v)
+
+
+@pytest.mark.parametrize("name", ["mine (1)", "mine-5", "O'Neil", "müller", "5"])
+def test_a_file_of_any_name_is_loaded(name, tmp_path):
+    """Its name goes into those of torch's operators."""
+    path = tmp_path / f"{name}.py"
+    shutil.copy(stages.HERE / "s05_triton_online.py", path)
+    stage = stages.load(path)
+    assert stage.STAGE.number == 5
+    q = torch.randn(1, 1, 3, 4)
+    assert torch.equal(stage.attend(q, q, q), stages.by_number(5).attend(q, q, q))
