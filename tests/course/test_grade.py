@@ -191,8 +191,43 @@ MERGED = """    parts = []
     l = sum((x - m).exp() * y for x, y, _ in parts)
     return sum((x - m).exp() * z for x, _, z in parts) / l
 """
+A_ROW_MORE = """    more = torch.cat([q, q[:, :, :1]], 2)
+    p = torch.softmax(torch.cat([more @ k[..., n : n + 64] for n in tiles], -1) * 1.0, -1)
+    return sum(p[..., n : n + 64] @ v[:, :, n : n + 64] for n in tiles)[:, :, :-1]
+"""
+BIAS = """    bias = (torch.arange(k.shape[3] + 64) >= k.shape[3]) * -1e30
+    k, v = torch.nn.functional.pad(k, (0, 64)), torch.nn.functional.pad(v, (0, 0, 0, 64))
+""" + ONLINE.replace("s = q @ k[..., n : n + 64]", "s = q @ k[..., n : n + 64] + bias[n : n + 64]")
+VIEWS = """    s = []
+    for n in tiles:
+        s.append(q @ k[..., n : n + 64])
+        s[-1][..., :1]
+    m = torch.stack([x.amax(-1, keepdim=True) for x in s]).amax(0)
+    l = sum((x - m).exp().sum(-1, keepdim=True) for x in s)
+    return sum((x - m).exp() @ v[:, :, n : n + 64] for x, n in zip(s, tiles)) / l
+"""
+FOLDED = """    s = torch.cat([q @ k[..., n : n + 64] for n in tiles], 1)  # (1, tiles, 1, 64)
+    p = torch.exp(s - s.amax())
+    acc = sum(p[:, i : i + 1] @ v[:, :, 64 * i : 64 * i + 64] for i in range(s.shape[1]))
+    return acc / p.sum()
+"""
+NAMES = LARGE.replace(
+    "s = q @ k[..., n : n + 1024]",
+    "raw = q @ k[..., n : n + 1024]; scaled = raw * 1.0; s = scaled + 0.0; shifted = s - s.amax()",
+)
+SUMS_IN_V = """    parts, v = [], torch.nn.functional.pad(v, (0, 1), value=1.0)
+    for n in tiles:
+        s = q @ k[..., n : n + 64]
+        m = s.amax(-1, keepdim=True)
+        parts.append((m, (s - m).exp() @ v[:, :, n : n + 64]))
+    m = torch.stack([x for x, _ in parts]).amax(0)
+    o = sum((x - m).exp() * y for x, y in parts)
+    return o[..., :-1] / o[..., -1:]
+"""
 BODIES = {  # of stage 5 in torch -> what its diagnosis begins with
-    ONLINE: "", LARGE: "", PADDED: "", MERGED: "",
+    ONLINE: "", LARGE: "", PADDED: "", MERGED: "", BIAS: "",
+    A_ROW_MORE: "S or P is made whole", VIEWS: "S or P is made whole",
+    FOLDED: "S or P is made whole", NAMES: "", SUMS_IN_V: "",
     "    return torch.softmax(q @ k, -1) @ v\n": "one tile has all the keys",
     "    k, v = (x.unflatten(2, (4, -1)) for x in (k.mT, v))\n"
     "    p = (q[..., None, :] * k).sum(-1).exp()\n"
@@ -210,7 +245,8 @@ BODIES = {  # of stage 5 in torch -> what its diagnosis begins with
 @pytest.mark.parametrize(
     "body",
     BODIES,
-    ids=["online", "large tiles", "rows padded", "merged", "one product", "folded", "put together",
+    ids=["online", "large tiles", "rows padded", "merged", "keys padded", "a row more",
+         "views", "folded scores", "many names", "sums in v", "one product", "folded", "put together",
          "joined", "fused"],
 )  # fmt: skip
 def test_in_torch_a_whole_s_is_refused_however_it_is_made(body, tmp_path, monkeypatch):

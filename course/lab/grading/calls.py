@@ -223,8 +223,14 @@ def answer(
         given: Given | None = None
         call: Call | None = None
         works: list[dict[str, int]] = []
+        watched = guard.around(module.attend)
+
+        def expected(*tensors: torch.Tensor, **options: Any) -> Any:
+            work.expect(problem, tensors)
+            return watched(*tensors, **options)
+
         # layouts are the harness's own work
-        attend = laid(guard.around(module.attend), layout) if layout else module.attend
+        attend = laid(expected, layout) if layout else module.attend
         whole = contextlib.nullcontext if layout else guard.watching
         while True:
             asked = hear(connection)
@@ -240,7 +246,8 @@ def answer(
                     call = prepare_for(problem, module, bound, given.tensors)
             assert call is not None
             work.record()  # what was before is the harness's own
-            work.expect(problem, given.tensors)
+            if not layout:
+                work.expect(problem, given.tensors)
             with whole(), work.counted(works if asked["compared"] else None):
                 outputs = call()
             suspect = work.suspect(dict(zip(OUTPUTS[problem.direction], outputs)))

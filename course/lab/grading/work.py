@@ -55,9 +55,10 @@ class Work:
         asked: Callable[[], bool],
     ) -> None:  # fmt: skip
         self.path, self.rules, self.end, self.asked = path, rules, end, asked
-        # of one call: numbers that the submission is given; rows of queries, in all heads; columns
-        self.given, self.rows, self.d = 1 << 20, 1, 1
-        self.inputs = [-1]  # the storages of q, k and v
+        # of one call: numbers that the submission is given; rows of queries, in all heads; keys of
+        # one head, and columns
+        self.given, self.rows, self.keys, self.d = 1 << 20, 1, 1, 1
+        self.inputs = [-1, -1, -1]  # the storages of q, k and v
         self.operations = self.stores = self.scaled = 0
         self.steps = 0  # what the interpreter has carried out, for any kernel
         # elements: loaded, at once at most (in torch: of k or v), and masked by tl.where
@@ -98,8 +99,10 @@ class Work:
         """Note what the next call is given: `tensors`, of which q, k and v are the first."""
         there = [x for x in tensors if x is not None]
         self.given = sum(x.numel() for x in there)
-        self.rows, self.d = problem.b * problem.h * problem.nq, problem.d
-        self.step = problem.nk // 64
+        q, k, _ = there[:3]
+        self.rows, self.d = q.numel() // q.shape[-1], q.shape[-1]
+        self.keys = problem.nk if problem.page_size else k.shape[2]
+        self.step = self.keys // 64
         self.inputs = [self.place(x) for x in there[:3]]
 
     def record(self) -> list[Any]:
@@ -177,10 +180,10 @@ class Work:
     ) -> None:
         """Note what an operation reads and makes, where torch computes in place of kernels."""
         carries = name.strip("_") in self.rules["carry"]
-        self.keep(given, made, carries)
         # an operation that joins keys, or values, with queries or weights reads those keys
         q, *keys = self.inputs
         sources = [{self.place(x), *self.made_from.get(self.place(x), ())} for x in given]
+        self.keep(given, made, carries, set().union(*sources))
         if not carries and any(q in each for each in sources):
             read = [
                 x.numel()
@@ -191,22 +194,28 @@ class Work:
             self.widest = max([self.widest, *read])
 
     def keep(
-        self, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor], carries: bool
-    ) -> None:
-        """Note which tensors hold scores, a number for each row and key, until they are freed.
+        self, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor], carries: bool,
+        sources: set[int],
+    ) -> None:  # fmt: skip
+        """Note which tensors hold scores, until they are freed.
 
-        An operation that only carries numbers makes scores of scores alone.
+        They are made from q, and have a number for each row and many keys, or are made from k, too,
+        and not from v. An operation that only carries numbers makes scores of scores alone.
+        sources: of all `given`
         """
+        q, k, v = self.inputs
+        joins = k in sources and v not in sources
         holders = [self.holders.get(self.place(x)) for x in given]
         of_scores = any(each is not None and not each.expired() for each in holders)
         for x in made:
-            # partial outputs have d numbers for each row
-            widths = [n for n in x.shape[-2:] if n != self.d]
-            per_row = any(math.prod(x.shape) == n * self.rows for n in widths)
-            if inexact(x) and (of_scores if carries else per_row):
-                keys = x.numel() // self.rows
+            keys = x.numel() // self.rows
+            # partial outputs have some d numbers for each row
+            per_row = keys * self.rows == x.numel() and keys >= 2 * self.d
+            if inexact(x) and (of_scores if carries else q in sources and (per_row or joins)):
                 storage = StorageWeakRef(x.untyped_storage())
-                _, before = self.kept.get(x.data_ptr(), (None, 0))
+                there, before = self.kept.get(x.data_ptr(), (storage, 0))
+                if not there.expired():  # a view may have fewer
+                    keys = max(keys, before)
                 self.held += keys - before
                 self.kept[x.data_ptr()] = storage, keys
                 self.holders[self.place(x)] = storage
@@ -255,14 +264,14 @@ class Work:
 
     def measured(self, problem: Problem) -> dict[str, float]:
         """Return what the kernels, or torch, did for `problem`, in the units of checks.toml."""
-        heads, keys = problem.b * problem.h, problem.nk * problem.d
+        heads, keys = problem.b * problem.h, self.keys * self.d
         return {
-            "reads": self.read / (heads * (problem.nq * problem.d + 2 * keys)),
-            "tile": self.widest / keys,
-            "scores": self.largest / problem.nk,
-            "kept": self.most_kept / problem.nk,
-            "masked": self.masked / (self.rows * problem.nk),
-            "writes": len(self.stored) / (self.rows * problem.d),
+            "reads": self.read / (heads * (problem.nq * self.d + 2 * keys)),
+            "tile": self.widest / (problem.b * problem.hk * keys),
+            "scores": self.largest / self.keys,
+            "kept": self.most_kept / self.keys,
+            "masked": self.masked / (self.rows * self.keys),
+            "writes": len(self.stored) / (self.rows * self.d),
             "alone": max(self.programs) / max(1, sum(self.programs)),
             "visits": (
                 sum(stored * loaded for loaded, stored in self.runs)
