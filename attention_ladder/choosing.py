@@ -40,7 +40,13 @@ with environment_kept():
     import stages
     from stages import s03_torch_three_gemm as s03
     from stages.common.contract import MAX_GRID, Stage, most_on_an_axis, why_not, why_not_dtype
-    from stages.common.inputs import check_inputs, dtype_name, input_precision, transformed
+    from stages.common.inputs import (
+        autocast,
+        check_inputs,
+        dtype_name,
+        input_precision,
+        transformed,
+    )
 
 
 def constant(function: Function) -> Function:
@@ -88,7 +94,6 @@ class Call(NamedTuple):
     gradients   whether torch records the call for a backward pass
     few         whether it has at most FEW query rows, and more keys
     idle        whether stage 8 splits its keys for float32 rows that are too few to fill the GPU
-    d           its head dimension
     many        whether it has more batch entries, or heads, than a CUDA grid's axis holds
     transformed whether torch.func or forward_ad is at work
     gpu         the index of the GPU that it is on, or None
@@ -169,19 +174,24 @@ def multiprocessors(index: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+def decided(condition: Any) -> bool:
+    """Whether it holds. torch.compile has symbols for sizes that vary: it decides here, and guards."""
+    return True if condition else False  # noqa: SIM210  bool(condition) would stay a symbol
+
+
 def leaves_idle(q: Any, k: Any) -> bool:
     """Whether the blocks of rows of float32 q are too few for its GPU, and keys enough to split."""
     if q.device.type != "cuda" or q.dtype != torch.float32 or q.shape[3] > 128:
         return False
     blocks = q.shape[0] * q.shape[1] * -(-q.shape[2] // ROWS)
     enough = q.shape[2] > LEAST and k.shape[2] > LEAST
-    return bool(enough and blocks <= multiprocessors(q.device.index))
+    return decided(enough and blocks <= multiprocessors(q.device.index))
 
 
 def call_of(q: Any, k: Any, v: Any, causal: bool, seqlens_k: Tensor | None) -> Call | None:
     """What the rule looks at in these arguments; None where no stage takes them."""
     tensors = (q, k, v)
-    if not all(isinstance(x, Tensor) and x.ndim == 4 for x in tensors):
+    if not all(isinstance(x, Tensor) and not x.is_nested and x.ndim == 4 for x in tensors):
         return None
     needed = (
         ("causal", causal is not False), ("seqlens_k", seqlens_k is not None),
@@ -192,9 +202,9 @@ def call_of(q: Any, k: Any, v: Any, causal: bool, seqlens_k: Tensor | None) -> C
         dtype=dtype_name(q.dtype),
         options=tuple(name for name, needs in needed if needs),
         gradients=torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
-        few=q.shape[2] <= FEW and q.shape[2] < k.shape[2],
+        few=decided(q.shape[2] <= FEW and q.shape[2] < k.shape[2]),
         idle=leaves_idle(q, k),
-        many=max(q.shape[0], q.shape[1]) > MAX_GRID,
+        many=decided(max(q.shape[0], q.shape[1]) > MAX_GRID),
         transformed=not torch.compiler.is_compiling() and transformed(*tensors),
         gpu=q.device.index,
     )
@@ -207,6 +217,7 @@ def choose(
 
     Shapes and errors as there. Nothing is computed.
     """
+    q, k, v = autocast(q, k, v)
     check_inputs(s03.STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
     call = call_of(q, k, v, causal, seqlens_k)
     assert call is not None  # checked
@@ -228,10 +239,12 @@ def attend(
 
     q (B, H, Nq, d), k and v (B, Hk, Nk, d) with Hk dividing H and d up to 256, any float dtype, any
     strides, one device; `causal`: query i sees keys up to i + Nk - Nq; `seqlens_k` (B,) int32: how
-    many keys are valid. -> (B, H, Nq, d) in q's dtype, on q's device, which carries gradients where
-    one is wanted; a row that sees no key is 0. Raises ValueError on input that breaks the contract
-    (stages/common/contract.py). torch.compile traces it; the choice is made then.
+    many keys are valid. -> (B, H, Nq, d) in q's dtype, or under torch.autocast in autocast's, on q's
+    device, which carries gradients where one is wanted; a row that sees no key is 0. Raises
+    ValueError on input that breaks the contract (stages/common/contract.py). torch.compile traces
+    it; the choice is made then.
     """
+    q, k, v = autocast(q, k, v)
     call = call_of(q, k, v, causal, seqlens_k)
     number = 3 if call is None else number_for(*call)
     out: Tensor = MODULES[number].attend(q, k, v, causal=causal, seqlens_k=seqlens_k)
@@ -244,8 +257,9 @@ def stage(number: int) -> ModuleType:
     Raises ValueError where there is no such stage. Without a GPU, a stage in Triton is interpreted:
     for it, and only then, TRITON_INTERPRET=1 is set for this process.
     """
+    whole = isinstance(number, int) and not isinstance(number, bool)
     try:
-        return stages.by_number(number)
+        return stages.by_number(number if whole else -1)
     except KeyError:
         known = ", ".join(str(number_of(path)) for path in built_in_files())
         raise ValueError(f"stage: got {number!r}, expected one of {known}") from None

@@ -203,6 +203,9 @@ def why_not(stage: Stage, where: str | torch.device) -> str | None:
     if device == "cuda" or "cuda" in stage.needs:
         if reason := machine.why_no_gpu():
             return reason
+        index, count = torch.device(where).index, torch.cuda.device_count()
+        if index is not None and index >= count:
+            return f"no GPU {index}: torch sees {count}, counted from 0"
         if stage.capability or stage.only_major:
             have = capability(where)
             got = ".".join(map(str, have))

@@ -145,10 +145,10 @@ class PagedCache:
             raise wrong("device", repr(device), "'cuda' or 'cpu'") from error
         if device.type not in NEEDS.devices:
             raise wrong("device", f"'{device}'", "'cuda' or 'cpu'")
-        if reason := why_not_dtype(NEEDS, dtype_name(dtype), device):
-            raise ValueError(f"dtype: got {dtype_name(dtype)}: {reason}")
         if reason := why_not(NEEDS, device):
             raise StageUnavailable(f"a paged cache can't be kept here: {reason}")
+        if reason := why_not_dtype(NEEDS, dtype_name(dtype), device):
+            raise ValueError(f"dtype: got {dtype_name(dtype)}: {reason}")
         self.page_size = page_size
         self.k = torch.empty((pages, Hk, page_size, d), dtype=dtype, device=device)
         self.v = torch.empty((pages, Hk, page_size, d), dtype=dtype, device=device)
@@ -216,8 +216,9 @@ class PagedCache:
         Raises ValueError where an argument is wrong and RuntimeError where pages run out; the cache
         is then as it was.
 
-        Where each sequence has a page for its token (`reserve`), a CUDA graph may capture the call:
-        each replay appends, at the lengths on the device. Before it, call `advance`.
+        Where each sequence has a page for its token (`reserve`), and the call was made once before
+        with these sequences, a CUDA graph may capture it: each replay appends, at the lengths on
+        the device. Before it, call `advance`.
         """
         captured = capturing(self.k)
         rows, _ = self.rows(sequences)
@@ -368,8 +369,8 @@ class PagedCache:
         if batch not in self.batches:
             if captured:
                 raise RuntimeError(
-                    "attend_paged: a CUDA graph is being captured; call it once with these "
-                    "sequences before the capture"
+                    "a CUDA graph is being captured, and the rows of these sequences are not on the "
+                    "GPU: make the call once with them before the capture"
                 )
             if len(self.batches) == MOST_BATCHES:
                 self.batches.clear()
@@ -388,7 +389,7 @@ class PagedCache:
         if isinstance(sequences, str) or not isinstance(sequences, Sequence):
             raise wrong("sequences", type(sequences).__name__, "a list of sequences")
         if not sequences:
-            raise wrong("sequences", "none", "one for each batch entry of q")
+            raise wrong("sequences", "none", "one at least")
 
     def check_once(self, sequences: Sequence[Hashable]) -> None:
         """Raise ValueError unless each of `sequences` is there once: a step has one token of it."""

@@ -209,3 +209,39 @@ def test_torch_compile_has_it_in_one_graph(number, monkeypatch):
         *(torch.autograd.grad(f(q, k, v).sum(), (q, k, v)) for f in (compiled, model)), strict=True
     ):
         assert torch.allclose(x, y)
+
+
+@pytest.mark.slow
+def test_torch_compile_has_it_in_one_graph_for_any_length():
+    """A cache of keys grows: from the second length on, torch compiles with symbols for sizes."""
+    torch._dynamo.reset()
+    compiled = torch.compile(attention_ladder.attend, backend="eager", fullgraph=True)
+    for nq, nk in ((32, 32), (48, 48), (5, 40), (5, 41), (1, 42), (1, 43)):
+        q, k, v = (torch.randn(1, 2, n, 16) for n in (nq, nk, nk))
+        want = attention_ladder.attend(q, k, v, causal=True)
+        assert torch.allclose(compiled(q, k, v, causal=True), want)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_under_autocast_it_is_as_torch_s_own_attention(gradients):
+    """With a gradient wanted or not."""
+    q, k, v = tensors(requires_grad=gradients)
+    with torch.autocast("cpu", torch.bfloat16):
+        o = attention_ladder.attend(q, k, v)
+        torchs = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert o.dtype == torchs.dtype == torch.bfloat16
+    assert torch.equal(o, choosing.s03.attend(q.bfloat16(), k.bfloat16(), v.bfloat16()))
+
+
+def test_what_no_stage_takes_is_said_by_stage_3():
+    q = torch.randn(2, 8, 16)
+    for layout in (torch.strided, torch.jagged):
+        x = torch.nested.nested_tensor([q, q], layout=layout)
+        with pytest.raises(ValueError, match="^q: got a [nN]ested ?[tT]ensor"):
+            attention_ladder.attend(x, x, x)
+
+
+@pytest.mark.parametrize("number", ["x", 5.0, True, [1], None, -1])
+def test_a_number_that_no_stage_has_is_refused(number):
+    with pytest.raises(ValueError, match=r"^stage: got .*expected one of 0, 1, 2"):
+        attention_ladder.stage(number)

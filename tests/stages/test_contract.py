@@ -195,6 +195,7 @@ def test_each_gpu_is_asked_for_itself(monkeypatch):
     """Two that are unlike, of which the first is the current one."""
     capabilities = {None: (9, 0), 0: (9, 0), 1: (7, 5)}
     monkeypatch.setattr(machine, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(
         torch.cuda,
         "get_device_capability",

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from stage_checks import assert_close, device_of, guarded_outputs, in_nan, normal, rounding, truth
 
 from stages import s08_triton_split_kv as stage
+from stages.common import machine
+from stages.common.contract import StageUnavailable
 from stages.common.machine import has_module
 from stages.s08_triton_split_kv.paged_cache import PAGE_SIZES, PagedCache
 
@@ -454,6 +456,14 @@ def test_bad_sizes(name, value):
     }  # fmt: skip
     with pytest.raises(ValueError, match=f"^{name}: got "):
         PagedCache(**(good | {name: value}))
+
+
+def test_a_gpu_that_is_not_there_is_no_place(monkeypatch):
+    monkeypatch.setattr(machine, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(StageUnavailable, match="no GPU 3: torch sees 1"):
+            PagedCache(8, 16, 2, 16, dtype, "cuda:3")
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="a GPU takes bfloat16")
