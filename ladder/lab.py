@@ -16,7 +16,7 @@ from harness.isolation.scratch import scratch
 from harness.records import checkout, files
 from ladder import options
 from ladder.arguments import end_children, prepare_children, stages_and_device
-from ladder.help import Command, Groups, examples
+from ladder.help import Command, Groups, as_typed, examples, quoted
 from ladder.options import UserError, option
 
 LABS = 8  # the last stage that has a lab
@@ -73,8 +73,9 @@ def start_command(
     of = ", ".join(f"{part} {minutes}" for part, minutes in parts.items())
     print(f"about {sum(parts.values())} minutes, an estimate: {of}")
     print("look for 'not written yet'")
-    print(f"\n  edit {where}\n  ladder lab hint {stage}{' --cpu' * twin} --level 1")
-    print(f"  ladder lab check {path}")
+    hint = as_typed("lab", "hint", str(stage), *["--cpu"] * twin, "--level", "1")
+    print(f"\n  edit {quoted(str(where))}\n  {hint}")
+    print(f"  {as_typed('lab', 'check', str(path))}")
     return 0
 
 
@@ -120,7 +121,8 @@ def check_command(
     print(f"\nstage {found.stage}: {found.verdict}{of}")
     if found.verdict == "passed":
         if file.is_file():  # stage 2's is a folder, which `ladder run` does not take
-            print(f"beside stage 3, with times: ladder run --stages 3 --stage {file}")
+            run = as_typed("run", "--stages", "3", "--stage", str(file))
+            print(f"beside stage 3, with times: {run}")
         return 0
     first = next((mark.check.name for mark in found.marks if not mark.passed), None)
     if first:
@@ -205,8 +207,9 @@ def grade_command(
 ) -> int:  # fmt: skip
     """Grade a folder of submissions: a table, and a report for each student.
 
-    Exit codes: 0 when all are graded, whatever the verdicts; 2 when nothing can be graded, which
-    costs nobody points; 130 after a Ctrl-C. Rows are written one by one; run again to go on.
+    Exit codes: 0 when all files found are graded, whatever the verdicts; 2 when nothing can be
+    graded, which costs nobody points; 130 after a Ctrl-C. Rows are written one by one; run again to
+    go on.
     """
     from course.lab import checks, labs
     from course.lab.grading import grade, gradebooks, reports, submissions

@@ -83,7 +83,9 @@ def read_points(stage: int, path: Path | None) -> tuple[dict[str, float], Speed 
     try:
         table = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
         speed = read_speed(table.pop("speed")) if "speed" in table else None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise NotGraded(f"{path}: {error.strerror}") from None
+    except ValueError as error:
         raise NotGraded(f"{path}: {error}") from None
     if speed is not None and not checks.rules(stage, False)["kernels"]:
         raise NotGraded(f"{path}: [speed] is for stages with a GPU's kernels, from 4 on")
