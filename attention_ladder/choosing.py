@@ -175,7 +175,7 @@ def multiprocessors(index: int) -> int:
 
 
 def decided(condition: Any) -> bool:
-    """Whether it holds. torch.compile has symbols for sizes that vary: it decides here, and guards."""
+    """Whether it holds. torch.compile, which has symbols for sizes that vary, decides it here."""
     return True if condition else False  # noqa: SIM210  bool(condition) would stay a symbol
 
 
@@ -239,8 +239,8 @@ def attend(
 
     q (B, H, Nq, d), k and v (B, Hk, Nk, d) with Hk dividing H and d up to 256, any float dtype, any
     strides, one device; `causal`: query i sees keys up to i + Nk - Nq; `seqlens_k` (B,) int32: how
-    many keys are valid. -> (B, H, Nq, d) in q's dtype, or under torch.autocast in autocast's, on q's
-    device, which carries gradients where one is wanted; a row that sees no key is 0. Raises
+    many keys are valid. -> (B, H, Nq, d) in q's dtype, or under torch.autocast in autocast's, on
+    q's device, which carries gradients where one is wanted; a row that sees no key is 0. Raises
     ValueError on input that breaks the contract (stages/common/contract.py). torch.compile traces
     it; the choice is made then.
     """

@@ -169,7 +169,7 @@ class FirstDerivative(torch.autograd.Function):
 
     apply(stage, passes, *tensors) gives what passes(*tensors) gives; `tensors` are all that it
     depends on. torch's own once_differentiable is silent where dO itself needs no gradient. Raises
-    RuntimeError where several gradients come at once (is_grads_batched), whose memory can't be read.
+    RuntimeError where several gradients come at once (is_grads_batched): one has no memory.
     """
 
     @staticmethod

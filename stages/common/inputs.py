@@ -45,7 +45,7 @@ PLAIN = (Tensor, torch.nn.Parameter)  # what a tensor of these types is like tel
 
 
 def transformed(*tensors: Tensor) -> bool:
-    """Whether torch is transforming any of `tensors`: torch.func, forward mode, batched gradients."""
+    """Whether torch transforms any of `tensors`: torch.func, forward mode, batched gradients."""
     if any(map(is_functorch_wrapped_tensor, tensors)) or any(map(is_legacy_batchedtensor, tensors)):
         return True
     # no level is entered, mostly; torch 2.6 to 2.14 know it by this name

@@ -369,8 +369,8 @@ class PagedCache:
         if batch not in self.batches:
             if captured:
                 raise RuntimeError(
-                    "a CUDA graph is being captured, and the rows of these sequences are not on the "
-                    "GPU: make the call once with them before the capture"
+                    "a CUDA graph is being captured, and the rows of these sequences are not on "
+                    "the GPU: make the call once with them before the capture"
                 )
             if len(self.batches) == MOST_BATCHES:
                 self.batches.clear()
@@ -447,7 +447,7 @@ class PagedCache:
         self.check_kind("q", q)
 
     def check_kind(self, name: str, x: Tensor) -> None:
-        """Raise ValueError unless `x` has the cache's dtype and device, and is not to be differentiated."""
+        """Raise ValueError unless `x` has the cache's dtype and device, and wants no gradient."""
         dtype, device = self.k.dtype, self.k.device
         if x.dtype != dtype:
             raise wrong(name, f"dtype {dtype_name(x.dtype)}", f"the cache's {dtype_name(dtype)}")

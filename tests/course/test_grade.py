@@ -213,7 +213,7 @@ FOLDED = """    s = torch.cat([q @ k[..., n : n + 64] for n in tiles], 1)  # (1,
 """
 NAMES = LARGE.replace(
     "s = q @ k[..., n : n + 1024]",
-    "raw = q @ k[..., n : n + 1024]; scaled = raw * 1.0; s = scaled + 0.0; shifted = s - s.amax()",
+    "raw = q @ k[..., n : n + 1024]; scaled = raw * 1.0; s = scaled + 0.0; other = s - s.amax()",
 )
 SUMS_IN_V = """    parts, v = [], torch.nn.functional.pad(v, (0, 1), value=1.0)
     for n in tiles:
@@ -245,8 +245,8 @@ BODIES = {  # of stage 5 in torch -> what its diagnosis begins with
 @pytest.mark.parametrize(
     "body",
     BODIES,
-    ids=["online", "large tiles", "rows padded", "merged", "keys padded", "a row more",
-         "views", "folded scores", "many names", "sums in v", "one product", "folded", "put together",
+    ids=["online", "large tiles", "rows padded", "merged", "keys padded", "a row more", "views",
+         "folded scores", "many names", "sums in v", "one product", "folded", "put together",
          "joined", "fused"],
 )  # fmt: skip
 def test_in_torch_a_whole_s_is_refused_however_it_is_made(body, tmp_path, monkeypatch):
@@ -501,7 +501,8 @@ def test_the_points_of_a_submission_do_not_hang_on_the_seed(name, tmp_path, monk
     stage = of_stage(path)
     worth = grade.read_points(stage, None)[0]
     first, second = (
-        grade.grade(path, stage, seed, False, calls.Limits(seconds=PATIENCE))[0].worth(worth) for seed in (1, 2)
+        grade.grade(path, stage, seed, False, calls.Limits(seconds=PATIENCE))[0].worth(worth)
+        for seed in (1, 2)
     )
     assert (first.checks, first.verdict) == (second.checks, second.verdict)
     assert (first.points == first.max_points) == (first.verdict == "passed") == (name == "right")

@@ -166,7 +166,9 @@ def test_source_is_read_as_python_reads_it(encoding, first, tmp_path, monkeypatc
     row, _ = grade.grade(path, 3, 1, False, calls.Limits(seconds=PATIENCE))
     assert row.verdict == "passed", row
     path.write_bytes(f"{first}def attend(q, k, v):\n    pass  # Jürgen\n".encode(encoding))
-    assert grade.grade(path, 3, 1, False, calls.Limits(seconds=PATIENCE))[0].verdict == "not-written"
+    assert (
+        grade.grade(path, 3, 1, False, calls.Limits(seconds=PATIENCE))[0].verdict == "not-written"
+    )
 
 
 def test_what_is_graded_is_what_the_row_names_though_the_file_changes_meanwhile(

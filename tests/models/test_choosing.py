@@ -237,7 +237,7 @@ def test_what_no_stage_takes_is_said_by_stage_3():
     q = torch.randn(2, 8, 16)
     for layout in (torch.strided, torch.jagged):
         x = torch.nested.nested_tensor([q, q], layout=layout)
-        with pytest.raises(ValueError, match="^q: got a [nN]ested ?[tT]ensor"):
+        with pytest.raises(ValueError, match=r"^q: got a [nN]ested ?[tT]ensor"):
             attention_ladder.attend(x, x, x)
 
 

@@ -5,7 +5,6 @@ tensor classes of its own, in TorchScript, by leaving the mode. Torch's record o
 those, too, but by their names only: what ran and was hidden from the mode is found by comparing.
 """
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
