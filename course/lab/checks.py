@@ -325,6 +325,8 @@ def judged(
         known = f"the file's STAGE declares less than the stage must do: {failed.reason}"
     if verdict == "cheated":
         known = f"not allowed: {failed.reason}"
+        if info.number != number:  # it may have been handed in by mistake
+            known += f"; its STAGE says that it is stage {info.number}'s file"
     elif known == gaps.NOT_WRITTEN:
         verdict = "not-written"
     said = explain.Said(known, [] if verdict == "cheated" else [failed.reason])

@@ -259,6 +259,14 @@ def test_in_torch_a_whole_s_is_refused_however_it_is_made(body, tmp_path, monkey
     assert row.diagnosis.startswith(BODIES[body])
 
 
+def test_a_file_of_another_lab_is_told_to_be_one(tmp_path, monkeypatch):
+    of_some(monkeypatch, "a few keys")
+    path = tmp_path / "mine.py"
+    path.write_text(IN_TORCH + ONLINE, encoding="utf-8")
+    row, _ = grade.grade(path, 6, None, False, calls.Limits(seconds=PATIENCE))
+    assert row.verdict == "cheated" and "its STAGE says that it is stage 5's file" in row.diagnosis
+
+
 def write(folder, **texts):
     folder.mkdir(exist_ok=True)
     for name, text in texts.items():
