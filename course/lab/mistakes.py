@@ -257,6 +257,12 @@ def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tens
     }.items():
         if not math.isclose(factor, a.scale):
             yield f"wrong scale: {says}", softmax(s * (factor / a.scale), v)
+    top = s.amax(-1, keepdim=True)
+    yield (
+        "no max: exp of a score past 88 overflows float32, and below -104 it is 0; subtract the "
+        "row's max first",
+        softmax(s, v).masked_fill((top > 88.72) | (top < -104) & top.isfinite(), math.inf),
+    )
     for tile in (*TILES, MERGED) if nk > MERGED else TILES:
         starts = range(0, nk, tile)
         local = [softmax(s[..., i : i + tile], v[..., i : i + tile, :]) for i in starts]
@@ -276,12 +282,6 @@ def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tens
                 f"ragged tail unmasked: keys past the last weigh something {of}; their score "
                 "must be -inf, not 0", padded_keys(s, v, extra),
             )  # fmt: skip
-    top = s.amax(-1, keepdim=True)
-    yield (
-        "no max: exp of a score past 88 overflows float32, and below -104 it is 0; subtract the "
-        "row's max first",
-        softmax(s, v).masked_fill((top > 88.72) | (top < -104) & top.isfinite(), math.inf),
-    )
     yield "not divided by l: acc is the output only after that", exp_from(s, top) @ v
     if nk == d:
         yield (

@@ -191,6 +191,12 @@ MERGED = """    parts = []
     l = sum((x - m).exp() * y for x, y, _ in parts)
     return sum((x - m).exp() * z for x, _, z in parts) / l
 """
+IN_FLOAT64 = """    l, acc = 0.0, 0.0
+    for n in tiles:
+        p = (q.double() @ k[..., n : n + 64].double()).exp()
+        l, acc = l + p.sum(-1, keepdim=True), acc + p @ v[:, :, n : n + 64].double()
+    return (acc / l).to(q)
+"""
 A_ROW_MORE = """    more = torch.cat([q, q[:, :, :1]], 2)
     p = torch.softmax(torch.cat([more @ k[..., n : n + 64] for n in tiles], -1) * 1.0, -1)
     return sum(p[..., n : n + 64] @ v[:, :, n : n + 64] for n in tiles)[:, :, :-1]
@@ -257,6 +263,15 @@ def test_in_torch_a_whole_s_is_refused_however_it_is_made(body, tmp_path, monkey
     row, result = grade.grade(path, 5, None, True, calls.Limits(seconds=PATIENCE))
     assert (row.verdict == "passed") == (not BODIES[body]), result
     assert row.diagnosis.startswith(BODIES[body])
+
+
+def test_float64_is_no_max(tmp_path, monkeypatch):
+    """It holds exp of any score but those past 700."""
+    of_some(monkeypatch, "large scores")
+    path = tmp_path / "mine.py"
+    path.write_text(IN_TORCH + IN_FLOAT64, encoding="utf-8")
+    row, result = grade.grade(path, 5, None, True, calls.Limits(seconds=PATIENCE))
+    assert row.verdict == "failed", result
 
 
 def test_a_file_of_another_lab_is_told_to_be_one(tmp_path, monkeypatch):
