@@ -7,7 +7,7 @@ docs/hopper.md and docs/results.md.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
@@ -39,7 +39,14 @@ def environment_kept() -> Iterator[None]:
 with environment_kept():
     import stages
     from stages import s03_torch_three_gemm as s03
-    from stages.common.contract import MAX_GRID, Stage, most_on_an_axis, why_not, why_not_dtype
+    from stages.common.contract import (
+        MAX_GRID,
+        Stage,
+        is_whole,
+        most_on_an_axis,
+        why_not,
+        why_not_dtype,
+    )
     from stages.common.inputs import (
         autocast,
         check_inputs,
@@ -257,9 +264,8 @@ def stage(number: int) -> ModuleType:
     Raises ValueError where there is no such stage. Without a GPU, a stage in Triton is interpreted:
     for it, and only then, TRITON_INTERPRET=1 is set for this process.
     """
-    whole = isinstance(number, int) and not isinstance(number, bool)
-    try:
-        return stages.by_number(number if whole else -1)
-    except KeyError:
-        known = ", ".join(str(number_of(path)) for path in built_in_files())
-        raise ValueError(f"stage: got {number!r}, expected one of {known}") from None
+    if is_whole(number):
+        with suppress(KeyError):
+            return stages.by_number(number)
+    known = ", ".join(str(number_of(path)) for path in built_in_files())
+    raise ValueError(f"stage: got {number!r}, expected one of {known}")

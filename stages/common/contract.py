@@ -196,16 +196,17 @@ def why_not(stage: Stage, where: str | torch.device) -> str | None:
 
     where   'cpu', 'cuda', which is the current GPU, or a torch.device: GPUs may be unlike
     """
-    device = torch.device(where).type
+    place = torch.device(where)
+    device = place.type
     if device == "cpu" and "cpu" not in stage.devices:
         which = f" of compute capability {stage.only_major}.x" if stage.only_major else ""
         return f"computes on a GPU{which} only"
     if device == "cuda" or "cuda" in stage.needs:
         if reason := machine.why_no_gpu():
             return reason
-        index, count = torch.device(where).index, torch.cuda.device_count()
-        if index is not None and index >= count:
-            return f"no GPU {index}: torch sees {count}, counted from 0"
+        count = torch.cuda.device_count()
+        if place.index is not None and place.index >= count:
+            return f"no GPU {place.index}: torch sees {count}, counted from 0"
         if stage.capability or stage.only_major:
             have = capability(where)
             got = ".".join(map(str, have))

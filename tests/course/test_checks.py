@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ladder_command import PATIENCE, ROOT, environ
-from test_grade import of_some, of_stage
+from ladder_command import ROOT, environ
+from test_grade import PATIENT, of_some, of_stage
 from test_lab_diagnoses import MISTAKES
 
 from course.lab import checks, cpp, explain, labs
-from course.lab.grading import calls, grade
+from course.lab.grading import grade
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_a_right_stage_passes_the_checks_that_show_mistakes(stage, monkeypatch, 
         of_stage(labs.source(number))
     shows = {check for of, _, check, _ in MISTAKES.values() if of == stage}
     of_some(monkeypatch, "a few keys", "batch, heads and strides", "gradients", *shows)
-    row, result = grade.grade(path, number, None, twin, calls.Limits(seconds=PATIENCE))
+    row, result = grade.grade(path, number, None, twin, PATIENT)
     assert row.verdict == "passed" and {*row.checks} >= shows, result
 
 

@@ -18,6 +18,7 @@ from course.lab import checks, gaps, labs
 from course.lab.grading import calls, grade, reports, speed
 from harness.records.code import read_declared
 
+PATIENT = calls.Limits(seconds=PATIENCE)  # where no verdict hangs on time
 SUBMISSIONS = Table(Path(__file__).with_name("submissions.toml"))
 COLUMNS = "submission,stage,points,max_points,verdict,diagnosis"
 # the checks in which a watched submission does all that it does in any
@@ -102,7 +103,7 @@ def test_a_cheat_gets_nothing_for_what_it_gains(name, expected, tmp_path, monkey
     path.write_text(path.read_text(encoding="utf-8").replace("FOLDER", str(tmp_path)), "utf-8")
     number, shown = of_stage(path), expected.get("shown", "a few keys")
     of_some(monkeypatch, shown)
-    row, result = grade.grade(path, number, 5, False, calls.Limits(seconds=PATIENCE))
+    row, result = grade.grade(path, number, 5, False, PATIENT)
     assert "ok" not in row.checks.values(), result
     assert row.verdict == expected["verdict"], result
     assert expected.get("says", "") in row.diagnosis, row.diagnosis
@@ -118,7 +119,7 @@ def test_what_an_honest_student_leaves_in_a_file_is_no_cheat(line, within, tmp_p
     of_some(monkeypatch, "a few keys")
     text = edited(BODY, f"    {line}\n{BODY}") if within else f"{RAW}\n{line}\n"
     path = write(tmp_path, mine=text) / "mine.py"
-    row, result = grade.grade(path, 1, 5, False, calls.Limits(seconds=PATIENCE))
+    row, result = grade.grade(path, 1, 5, False, PATIENT)
     assert row.verdict == ("crashed" if LEFT[line] else "passed"), result
     assert LEFT[line] in " ".join((row.diagnosis, *result.case)), result
 
@@ -137,15 +138,15 @@ def test_a_cheat_in_one_check_loses_the_points_of_all():
 def test_an_honest_variant_passes(name, expected, tmp_path, monkeypatch):
     path = SUBMISSIONS.write(tmp_path, name)
     of_some(monkeypatch, *(ALARMS[:2] if name in QUICK else ALARMS))
-    row, result = grade.grade(path, of_stage(path), None, False, calls.Limits(seconds=PATIENCE))
+    row, result = grade.grade(path, of_stage(path), None, False, PATIENT)
     assert row.verdict == "passed" and {*row.checks.values()} == {"ok"}, result
 
 
 def test_the_twin_is_graded_only_where_it_is_asked_for(monkeypatch):
     of_some(monkeypatch, "a few keys")
     twin = labs.source(5, twin=True)
-    assert grade.grade(twin, 5, None, True, calls.Limits(seconds=PATIENCE))[0].verdict == "passed"
-    row, _ = grade.grade(twin, 5, None, False, calls.Limits(seconds=PATIENCE))
+    assert grade.grade(twin, 5, None, True, PATIENT)[0].verdict == "passed"
+    row, _ = grade.grade(twin, 5, None, False, PATIENT)
     assert row.verdict == "failed" and "--cpu" in row.diagnosis
 
 
@@ -260,7 +261,7 @@ def test_in_torch_a_whole_s_is_refused_however_it_is_made(body, tmp_path, monkey
     of_some(monkeypatch, "one pass, tile by tile", *["many keys"] * (body == ONLINE))
     path = tmp_path / "mine.py"
     path.write_text(IN_TORCH + body, encoding="utf-8")
-    row, result = grade.grade(path, 5, None, True, calls.Limits(seconds=PATIENCE))
+    row, result = grade.grade(path, 5, None, True, PATIENT)
     assert (row.verdict == "passed") == (not BODIES[body]), result
     assert row.diagnosis.startswith(BODIES[body])
 
@@ -270,7 +271,7 @@ def test_float64_is_no_max(tmp_path, monkeypatch):
     of_some(monkeypatch, "large scores")
     path = tmp_path / "mine.py"
     path.write_text(IN_TORCH + IN_FLOAT64, encoding="utf-8")
-    row, result = grade.grade(path, 5, None, True, calls.Limits(seconds=PATIENCE))
+    row, result = grade.grade(path, 5, None, True, PATIENT)
     assert row.verdict == "failed", result
 
 
@@ -278,7 +279,7 @@ def test_a_file_of_another_lab_is_told_to_be_one(tmp_path, monkeypatch):
     of_some(monkeypatch, "a few keys")
     path = tmp_path / "mine.py"
     path.write_text(IN_TORCH + ONLINE, encoding="utf-8")
-    row, _ = grade.grade(path, 6, None, False, calls.Limits(seconds=PATIENCE))
+    row, _ = grade.grade(path, 6, None, False, PATIENT)
     assert row.verdict == "cheated" and "its STAGE says that it is stage 5's file" in row.diagnosis
 
 
@@ -494,7 +495,7 @@ def test_an_empty_gap_is_no_mistake_where_another_line_does_its_work(name, tmp_p
     assert text not in (S5, S1)
     path = write(tmp_path, mine=text) / "mine.py"
     stage = of_stage(path)
-    row, result = grade.grade(path, stage, 1, False, calls.Limits(seconds=PATIENCE))
+    row, result = grade.grade(path, stage, 1, False, PATIENT)
     assert row.verdict == verdict, result
     told = [line for line in result.case if "no code in the gap past" in line]
     assert len(told) == (verdict == "failed")
@@ -524,8 +525,7 @@ def test_the_points_of_a_submission_do_not_hang_on_the_seed(name, tmp_path, monk
     stage = of_stage(path)
     worth = grade.read_points(stage, None)[0]
     first, second = (
-        grade.grade(path, stage, seed, False, calls.Limits(seconds=PATIENCE))[0].worth(worth)
-        for seed in (1, 2)
+        grade.grade(path, stage, seed, False, PATIENT)[0].worth(worth) for seed in (1, 2)
     )
     assert (first.checks, first.verdict) == (second.checks, second.verdict)
     assert (first.points == first.max_points) == (first.verdict == "passed") == (name == "right")
@@ -540,7 +540,7 @@ def test_a_report_shows_no_folder_of_the_machine_that_graded(tmp_path):
         f"{RAW}\n{line}\n",
     )):  # fmt: skip
         path = write(tmp_path / str(at), mine=text) / "mine.py"
-        row, result = grade.grade(path, 1, 1, False, calls.Limits(seconds=PATIENCE))
+        row, result = grade.grade(path, 1, 1, False, PATIENT)
         shown = "\n".join((row.diagnosis, *result.case))
         assert row.verdict == "crashed" and "mine.py" in shown
         assert str(tmp_path) not in shown and str(ROOT) not in shown, shown

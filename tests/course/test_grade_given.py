@@ -8,8 +8,8 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from ladder_command import PATIENCE, in_turn
-from test_grade import RAW, of_some, rows_of, write
+from ladder_command import in_turn
+from test_grade import PATIENT, RAW, of_some, rows_of, write
 
 from course.lab import labs
 from course.lab.grading import calls, grade, reports, submissions
@@ -163,12 +163,10 @@ def test_source_is_read_as_python_reads_it(encoding, first, tmp_path, monkeypatc
     text = labs.source(3).read_text(encoding="utf-8")
     path.write_bytes(f"{first}{text}\n# Jürgen\n".encode(encoding))
     assert grade.checks.check(path).verdict == "passed"
-    row, _ = grade.grade(path, 3, 1, False, calls.Limits(seconds=PATIENCE))
+    row, _ = grade.grade(path, 3, 1, False, PATIENT)
     assert row.verdict == "passed", row
     path.write_bytes(f"{first}def attend(q, k, v):\n    pass  # Jürgen\n".encode(encoding))
-    assert (
-        grade.grade(path, 3, 1, False, calls.Limits(seconds=PATIENCE))[0].verdict == "not-written"
-    )
+    assert grade.grade(path, 3, 1, False, PATIENT)[0].verdict == "not-written"
 
 
 def test_what_is_graded_is_what_the_row_names_though_the_file_changes_meanwhile(
@@ -194,9 +192,9 @@ def test_a_file_that_could_not_be_read_is_graded_when_it_can(tmp_path, monkeypat
     path = write(tmp_path, a="") / "a.py"
     with monkeypatch.context() as patched:
         patched.setattr(grade.cpp, "LARGEST", -1)
-        row, _ = grade.grade(path, 3, 1, False, calls.Limits(seconds=PATIENCE))
+        row, _ = grade.grade(path, 3, 1, False, PATIENT)
     assert (row.verdict, row.sha256) == ("crashed", "")
-    again = grade.grade(path, 3, 1, False, calls.Limits(seconds=PATIENCE))[0]
+    again = grade.grade(path, 3, 1, False, PATIENT)[0]
     assert (again.verdict, again.sha256) == ("not-written", grade.checks.digest(path))
 
 
@@ -320,6 +318,6 @@ def test_speed_with_other_keys_or_values_names_those_expected(table, said, tmp_p
 def test_a_report_names_the_hints_of_the_lab_that_was_graded(tmp_path, twin):
     path = tmp_path / "mine.py"
     labs.start(5, path, "small", twin)
-    row, result = grade.grade(path, 5, 1, twin, calls.Limits(seconds=PATIENCE))
+    row, result = grade.grade(path, 5, 1, twin, PATIENT)
     text = reports.report(row, result, {"a few keys": 1.0})
     assert ("`ladder lab hint 5 --cpu --level 1`" in text) == twin
