@@ -148,8 +148,9 @@ def export_command(
         handout.export(folder, int(match[1] or 0))
     except labs.NoLab as error:
         raise UserError(str(error)) from None
-    stub = ", and the stub of the next for `ladder lab start` there" * (folder / "stubs").is_dir()
-    print(f"{folder}: stages {stages}{stub}")
+    stub = "the stub of the next for `ladder lab start` there"
+    more = stub if (folder / "stubs").is_dir() else "no lab: none is left to be written"
+    print(f"{folder}: stages {stages}, and {more}")
     return 0
 
 

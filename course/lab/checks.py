@@ -277,7 +277,8 @@ def declared(path: Path) -> int:
     try:
         number = read_declared(path).get("number", "none")
     except SyntaxError as error:
-        raise BadStage(f"{path.name}:{error.lineno}: not Python: {error.msg}") from None
+        line = f":{error.lineno}" if error.lineno else ""  # a NUL has none
+        raise BadStage(f"{path.name}{line}: not Python: {error.msg}") from None
     except (*gaps.UNPARSED, LookupError) as error:
         said = str(error).removeprefix(f"{path.name}: ").partition(": <ast.")[0]
         raise BadStage(f"{path.name}: {said}; --stage says which stage it is") from None

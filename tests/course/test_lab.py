@@ -112,6 +112,7 @@ def test_the_twin_needs_no_triton(tmp_path):
     ("text", "verdict", "said"),
     [
         ("STAGE = Stage(number=1, name='x')\nthis is no Python", None, "mine.py:2: not Python: "),
+        ("STAGE = Stage(number=1, name='x')\n\0", None, "mine.py: not Python: "),
         ("import nothing_such\nSTAGE = Stage(number=1, name='x')\n", "crashed", "nothing_such"),
         ("def attend(q, k, v):\n    return q\n", None, "mine.py: no STAGE"),
         ("STAGE = Stage(number=one)\n", None, "mine.py: malformed node or string on line 1; --st"),
