@@ -133,15 +133,15 @@ nb.drawn(
 )
 
 # %% [markdown]
-# The model chooses enough programs to keep the memory busy: more than half the number of
-# multiprocessors, and never slightly more than that number, since the few left over would be a
-# second wave. How far the model is from measured times is in
+# The model chooses enough programs to keep the memory busy: where there are tiles enough, more than
+# half the number of multiprocessors, and never slightly more than that number, since the few left
+# over would be a second wave. How far the model is from measured times is in
 # [results](../docs/results.md#how-many-parts).
 #
 # ## The merge on paper
 #
-# Two parts of one row leave a maximum $m$ (of scores in base 2), a sum $l$, and an output $acc$
-# that is not divided by $l$. **Do it on paper first:** what is $o$?
+# Two parts of one row leave a maximum $m$ (of scores, scaled and in base 2), a sum $l$, and an
+# output $acc$ that is not divided by $l$. **Do it on paper first:** what is $o$?
 #
 # | part | $m$ | $l$ | $acc$ |
 # |---|---:|---:|---:|

@@ -228,11 +228,16 @@ def online(s: Tensor, v: Tensor, tile: int, wrong: Formulas) -> Tensor:
     return acc / total
 
 
-def unweighted(s: Tensor, v: Tensor, tile: int) -> Tensor:
-    """Merge parts of `tile` keys as if all of them had the same max."""
-    parts = [exp_from(x, x.amax(-1, keepdim=True)) for x in s.split(tile, -1)]
-    acc = sum(p @ each for p, each in zip(parts, v.split(tile, -2), strict=True))
-    total: Tensor = acc / sum(p.sum(-1, keepdim=True) for p in parts)
+def merged(s: Tensor, v: Tensor, tile: int, factor: float) -> Tensor:
+    """Merge parts of `tile` keys, each worth exp(factor (m_s - m)); a factor of 1 is right."""
+    parts = s.split(tile, -1)
+    tops = [x.amax(-1, keepdim=True) for x in parts]
+    top = s.amax(-1, keepdim=True)
+    # a part that sees nothing is worth anything, its sums are 0
+    worth = [torch.exp(factor * (m - top).masked_fill(m.isneginf(), 0.0)) for m in tops]
+    p = [exp_from(x, m) * w for x, m, w in zip(parts, tops, worth, strict=True)]
+    acc = sum(each @ values for each, values in zip(p, v.split(tile, -2), strict=True))
+    total: Tensor = acc / sum(each.sum(-1, keepdim=True) for each in p)
     return total
 
 
@@ -273,7 +278,11 @@ def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tens
         )  # fmt: skip
         yield (
             f"merge without weights: a part's sums are under a max of its own {of}; each is worth "
-            "2^(m_s - m)", unweighted(s, v, tile),
+            "2^((m_s - m) * qk_scale)", merged(s, v, tile, 0.0),
+        )  # fmt: skip
+        yield (
+            f"weights without qk_scale: m_s isn't scaled {of}; a part is worth "
+            "2^((m_s - m) * qk_scale)", merged(s, v, tile, math.log(2) / a.scale),
         )  # fmt: skip
         for says, wrong in SLIPS.items():
             yield f"{says} {of}", online(s, v, tile, wrong)
