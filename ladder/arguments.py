@@ -24,6 +24,11 @@ RUN_SHAPE = (*SHAPE, "nq", "precision", "inputs")
 BENCH_SHAPE = (*SHAPE, "mode", "tokens", "hidden")
 SUITE = "a suite's problems are its own"
 OWN_FILE = "a resumed run goes on in its own file"
+ON_PAPER = "--predict measures nothing, and shows several GPUs, causal and not, forward"
+NOT_ON_PAPER = (
+    "world", "mode", "causal", "n", "b", "stages", "stage", "warmup", "repeat", "inputs", "seed",
+    "device", "budget", "out", "plot", "resume",
+)  # fmt: skip
 # command -> (an option, another) -> why the first can't be used with the other
 EXCLUDED = {
     "run": {
@@ -37,7 +42,10 @@ EXCLUDED = {
         ("tokens", "b"): "--b says the batch size already",
         ("hidden", "h"): "--h says the number of heads already",
     },
-    "ring": {("out", "resume"): OWN_FILE},
+    "ring": {
+        ("out", "resume"): OWN_FILE,
+        **{(name, "predict"): ON_PAPER for name in NOT_ON_PAPER},
+    },
     "model": {("text", "weights"): "got --weights too, whose file has our texts and no tokenizer"},
 }
 

@@ -62,7 +62,7 @@ def generate_command(
     stages, device = stages_and_device(device, own)
     if stage is None:
         numbers = ["8" if device == "cuda" else "3"]
-    ours = [info for info in stages if info.number < PEERS_FROM]
+    ours = [info for info in stages if info.number < PEERS_FROM or info.path in own]
     chosen = choose(ours, numbers, "--stage", own, "a file or ")
     if len(chosen) != 1:
         raise UserError(f"--stage: got {stage}, expected one stage's number or file")

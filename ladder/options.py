@@ -57,7 +57,9 @@ def integers(least: int, most: int | None = None, expected: str = "") -> Reader:
     def read(text: str, option: str) -> list[int]:
         parts = text.split(",")
         if not all(re.fullmatch(r"\s*\d{1,9}\s*", part, re.ASCII) for part in parts):
-            raise UserError(f"{option}: got {text!r}, expected {what}, with commas between them")
+            size = ", of nine digits at most" * bool(re.search(r"\d{10}", text))
+            expected = f"expected {what}{size}, with commas between them"
+            raise UserError(f"{option}: got {text!r}, {expected}")
         numbers = [int(part) for part in parts]
         for value in numbers:
             if value < least or (most is not None and value > most):

@@ -55,15 +55,14 @@ def ring_command(
         return bench.resume_bench(context, view, DEFAULTS, make_limits, read_all)
     given = resuming.kept(context, DEFAULTS)
     if predict:
-        first = make_problems(given, "cuda")[0]
-        make_page().print(rings.cluster_table(replace(first, direction="fwd")))
-        return 0
+        return show_clusters(given)
     measuring.check_out(out)
     measuring.check_out(bench.csv_path(out) if out is not None else None)
     make_problems(given, device or "cuda")  # before the stages are loaded, which takes seconds
     own, memory = stage or [], plan.default_memory()
     everyone, device = stages_and_device(device, own, budget, memory, wants_gradients(given))
-    able = [each for each in everyone if "world" in each.options] + read_rank_peers()
+    able = [each for each in everyone if "world" in each.options or each.path in own]
+    able += read_rank_peers()
     if not able:
         raise UserError("ring: no stage here is for several ranks, as stage 10 is")
     chosen = choose(able, stages.split(","), "--stages", own, named=True) if stages else able
@@ -74,6 +73,16 @@ def ring_command(
     with measuring.begin("ring-", out, device, kept, described, planned) as writer:
         limits = make_limits({**given, "device": device})
         return bench.measure(cells, limits, [], writer, view)
+
+
+def show_clusters(given: Record) -> int:
+    """Print what the cost model says of clusters, a table for each d."""
+    for problem in {each.d: each for each in make_problems(given, "cuda")}.values():
+        if problem.dtype not in rings.RATED:
+            expected = f"expected {' or '.join(rings.RATED)}, whose rate is known"
+            raise UserError(f"--dtype: got {given['dtype']}, {expected}")
+        make_page().print(rings.cluster_table(replace(problem, direction="fwd")))
+    return 0
 
 
 # the defaults of the arguments that are kept with the records

@@ -16,6 +16,7 @@ from harness.isolation.child import START_LIMIT, ChildFailed, one_line, say
 from harness.isolation.session import Session
 from harness.problems.problem import DEVICES, DTYPES, Problem
 from harness.records.code import (
+    FIRST,
     PEERS,
     STAGES,
     built_in_files,
@@ -233,7 +234,10 @@ def describe_files(
     """
     for path in paths:
         if not first_file(path).is_file():
-            raise BadStage(f"{path}: no such file; a stage is a .py file, or a folder of them")
+            what = "not a file" if path.exists() else "no such file"
+            if path.is_dir():
+                what = f"no {FIRST} in it, the first file of a stage that is a folder"
+            raise BadStage(f"{path}: {what}; a stage is a .py file, or a folder of them")
     stages: list[StageInfo] = []
     files = [str(path.resolve()) for path in paths]
     with Session(describe, files, watch, memory=memory) as session:

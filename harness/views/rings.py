@@ -29,7 +29,8 @@ HATCHES = {"send": "//"}
 HEIGHTS = {"send": 0.3, "compute": 0.0, "merge": 0.0}  # of a bar above its row
 
 # ---- a cluster, on paper: data sheets, and assumptions that say so
-RATE = 660e12  # FLOP/s of attention in 16 bits, an assumption: 2/3 of the data sheet of an H100
+RATE = 660e12  # FLOP/s of attention in RATED, an assumption: 2/3 of the data sheet of an H100
+RATED = ("float16", "bfloat16")
 LINKS = {  # bytes/s one way, and seconds of a message, which are assumptions
     "NVLink": (450e9, 10e-6),  # NVIDIA's data sheet of the H100 SXM: 900 GB/s both ways
     "network": (50e9, 30e-6),  # of the DGX H100: 400 Gb/s for each GPU

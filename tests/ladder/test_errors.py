@@ -40,6 +40,7 @@ def contents(tmp_path_factory):
         "unknown": first + b'{"kind": "rumour"}\n', "twice": first + first, "no_env": second,
         "env_alone": b'{"kind": "env"}\n', "bytes": b"\xff\xfe\n", "text": b"no line at all",
         "not_ours": b'{"a": 1}\n{"b"', "zeros": b"\x00\xff\n\x00",
+        "peer.py": (DECLARED.replace("=90", "=100") + ATTEND).encode(),
     }  # fmt: skip
 
 
@@ -192,7 +193,7 @@ def test_a_bad_stage_file_is_named(folder, text, says):
 def test_what_is_no_stage_file_is_named(folder):
     for stages, name, says in (
         (["--stage", "none.py"], "none.py: ", "no such file"),
-        (["--stage", folder], f"{folder}: ", "no such file"),
+        (["--stage", folder], f"{folder}: ", "no __init__.py in it"),
         (["--stage", "stage.txt"], "stage.txt: ", "not a Python file"),
         (fakes("modest", "modest"), "modest.py: ", "number 90, name 'modest'"),
     ):

@@ -4,7 +4,7 @@ import json
 import subprocess
 
 import pytest
-from ladder_command import PATIENCE, ROOT, by_name, command, environ, in_turn
+from ladder_command import FAKES, PATIENCE, ROOT, by_name, command, environ, in_turn
 
 from harness.records.jsonl import read
 
@@ -17,8 +17,9 @@ ON_GPUS = {"ring_engine", "context_parallel_allgather", "context_parallel_alltoa
 def two(tmp_path_factory):
     """Two commands at once: of 2 and of 3 ranks. Their files and what they printed, by ranks."""
     folder, started = tmp_path_factory.mktemp("ring"), {}
+    naps = FAKES.write(folder, "naps")
     for world, more in (
-        (2, ("--mode", "train", "--causal", "on", "--hk", "2", "--h", "4")),
+        (2, ("--mode", "train", "--causal", "on", "--hk", "2", "--h", "4", "--stage", naps)),
         (3, ("--h", "6")),
     ):
         asked = (*ASKED, "--world", world, "--n", 48, *more, "--out", folder / f"{world}.jsonl")
@@ -39,7 +40,9 @@ def two(tmp_path_factory):
 def test_all_that_runs_here_is_right_and_shows_no_speed(two, world):
     path, printed = two[world]
     cells = by_name(path)
-    assert cells.keys() == RIGHT | ON_GPUS
+    assert cells.keys() == RIGHT | ON_GPUS | ({"naps"} if world == 2 else set())
+    for alone in cells.pop("naps", ()):  # a user's own, for one process
+        assert alone["status"] == "skipped" and alone["reason"].startswith("takes no ")
     for name, group in cells.items():
         assert [cell["causal"] for cell in group] == ([True] if world == 2 else [True, False]), name
         for cell in group:
@@ -71,6 +74,7 @@ def test_a_run_that_was_killed_goes_on(two, tmp_path):
 
 
 def test_prediction_measures_nothing():
-    done = in_turn("ring", "--predict", "--h", "128", "--hk", "8")
-    assert done.returncode == 0 and "128 heads, 8 of keys" in done.stdout
+    done = in_turn("ring", "--predict", "--h", "128", "--hk", "8", "--d", "64,128")
+    assert done.returncode == 0
+    assert all(f"128 heads, 8 of keys, d = {d}" in done.stdout for d in (64, 128))
     assert "NVLink" in done.stdout and "1024" in done.stdout
