@@ -12,6 +12,7 @@ import typer
 
 from harness.isolation.roster import StageInfo, read_stages
 from harness.records import environment
+from harness.records.code import label
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, Record, check_plan, key
 from harness.runs.plan import Cell, Limits
@@ -117,9 +118,11 @@ def match_stages(
                 f"--resume: stage {stage['stage']} ({stage['name']}) of {path} is not one of ours; "
                 "name its file with --stage"
             )
-        if found.sha256 != stage.get("sha256"):
+        own = not found.ours and found.code != stage.get("code", found.code)
+        if own or found.sha256 != stage.get("sha256"):
             raise UserError(
-                f"--resume: {found.path.name} has changed since {path} was begun; start a new run"
+                f"--resume: {label(found.path)}, or a file that it imports, has changed since "
+                f"{path} was begun; start a new run"
             )
     return known
 

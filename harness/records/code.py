@@ -131,8 +131,13 @@ def behind(stage: int | Path) -> list[Path]:
 
 @functools.cache
 def imported(path: Path, text: bytes) -> list[Path]:
-    """The files of stages and peers that the Python file `path`, with that text, imports."""
+    """The files of stages and peers that the Python file `path`, with that text, imports.
+
+    Of someone else's file, also those beside it, or beside its folder (stages.load).
+    """
     found: list[Path] = []
+    others = not {STAGES, PEERS} & {*path.parents}
+    beside = path.parent.parent if (path.parent / FIRST).is_file() else path.parent
     for node in imports(text):
         names, folder = [name.name for name in node.names], ROOT
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -140,8 +145,10 @@ def imported(path: Path, text: bytes) -> list[Path]:
         if own := isinstance(node, ast.ImportFrom) and node.level:
             folder = path.parents[node.level - 1]
         for name in names:
-            if own or name.startswith(("stages.s", "harness.peers.", *COMMON)):
-                place = folder / name.replace(".", "/")
+            ours = (ROOT / name.partition(".")[0] / FIRST).is_file()  # a package of the ladder
+            theirs = others and not own and not ours
+            if own or theirs or name.startswith(("stages.s", "harness.peers.", *COMMON)):
+                place = (beside if theirs else folder) / name.replace(".", "/")
                 found += (x for x in (place.with_suffix(".py"), place / FIRST) if x.is_file())
     return found
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.records.files import lock, whole
-from harness.records.schema import BadRecord, Record, check_record, check_stages
+from harness.records.schema import BadRecord, Record, check_record, check_stages, key
 
 
 class WriteFailed(Exception):
@@ -59,6 +59,7 @@ def read(path: str | os.PathLike[str], kind: str | None = "cell") -> tuple[Recor
     data = Path(path).read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     records: list[Record] = []
+    seen: dict[str, int] = {}  # cell -> its line
     for count, line in enumerate(whole.splitlines(), start=1):
         try:
             record = parse(line)
@@ -72,6 +73,8 @@ def read(path: str | os.PathLike[str], kind: str | None = "cell") -> tuple[Recor
         if record["kind"] != expected:
             got, wanted = record["kind"], repr(expected) if expected else "any but this one"
             raise BadRecord(f"{path}: line {count} is of kind {got!r}, expected {wanted}")
+        if record["kind"] == "cell" and (first := seen.setdefault(key(record), count)) < count:
+            raise BadRecord(f"{path}: line {count} is the cell of line {first} once more")
         records.append(record)
     if not records:
         raise BadRecord(f"{path}: no whole line in it: nothing was measured, start the run again")

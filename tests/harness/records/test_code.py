@@ -77,6 +77,30 @@ def test_an_edit_of_any_file_of_a_stage_marks_exactly_what_it_concerns(stage, co
         path.write_bytes(whole)
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"mine.py": "import helped", "helped.py": ""},
+        {"mine.py": "from helped import x", "helped/__init__.py": "from . import y",
+         "helped/y.py": ""},
+        {"mine/__init__.py": "from .k import x", "mine/k.py": "import helped", "helped.py": ""},
+    ],
+    ids=["a file", "a package", "beside a folder"],
+)  # fmt: skip
+def test_what_somebodys_stage_imports_from_beside_it_is_behind_it(tmp_path, files):
+    for name, imports in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        whole = f"import torch\nfrom stages.contract import Stage\n{imports}\n"
+        (tmp_path / name).write_text(whole)
+    first = code.first_file(tmp_path / next(iter(files)).partition("/")[0])
+    assert {*code.behind(first)} == {tmp_path / name for name in files}
+    (tmp_path / "torch.py").touch()
+    for name in files:
+        before, path = code.code_of(first), tmp_path / name
+        path.write_text(path.read_text() + "edited = True\n")
+        assert code.code_of(first) != before
+
+
 def test_what_computes_nothing_marks_nothing(copied):
     before = codes()
     for path in code.STAGES.glob("common/*.py"):

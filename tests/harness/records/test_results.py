@@ -75,8 +75,9 @@ def test_records_from_before_a_field_was_there_are_read_without_it(tmp_path):
     cell = make_cell(paired=True, rounds_ms=[1.0, 2.0], launch_configs={"a_kernel": {"M": 64}})
     assert {"rounds_ms", "launch_configs", "world"} <= LATER.keys()
     older = {name: value for name, value in cell.items() if name not in LATER}
-    path = write_run(tmp_path / "run.jsonl", make_env([cell]), [older, cell])
-    assert read(path)[1] == [older | LATER, cell]
+    other = cell | {"nq": 2 * cell["nq"], "nk": 2 * cell["nk"]}
+    path = write_run(tmp_path / "run.jsonl", make_env([cell]), [older, other])
+    assert read(path)[1] == [older | LATER, other]
 
 
 def test_an_older_comparison_is_read_as_cells_that_took_turns(tmp_path):
@@ -91,6 +92,7 @@ def test_an_older_comparison_is_read_as_cells_that_took_turns(tmp_path):
         for cell in cells
     ]  # fmt: skip
     del older[1]["hbm_bytes"]  # the oldest of all
+    older[1]["h"] = 2 * older[1]["h"]
     plan = [{name: x[name] for name in ("stage", "name", *schema.PROBLEM)} for x in cells]
     env = make_env(cells, arguments={"command": "bench"}, plan=plan)
     path = write_run(tmp_path / "bench.jsonl", env, [older[0], cells[1], older[1]])
@@ -165,6 +167,14 @@ def test_an_env_line_comes_first_and_once(tmp_path):
     for kind in ("cell", None):
         with pytest.raises(BadRecord, match="line 2 is of kind 'env'"):
             read(path, kind)
+
+
+def test_a_cell_that_comes_twice_is_refused(tmp_path):
+    cells = [make_cell(), make_cell(1, "raw_python"), make_cell()]
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"".join(map(dump_line, (make_env(cells), *cells))))
+    with pytest.raises(BadRecord, match="line 4 is the cell of line 2 once more"):
+        read(path)
 
 
 def test_what_is_written_is_read(tmp_path):

@@ -235,13 +235,18 @@ def test_the_same_arguments_said_again_are_fine(tmp_path, finished):
 def test_a_stage_of_somebodys_must_be_there_and_unchanged(tmp_path, begin):
     command, path = begin[0], tmp_path / "run.jsonl"
     stage = FAKES.write(tmp_path, "naps")
+    stage.write_text(stage.read_text() + "\nimport helped\n")
+    helped = stage.with_name("helped.py")
+    helped.write_text("FACTOR = 1.0\n")
     measured(tmp_path, *begin, "--stage", stage)
     edited(path, path.read_bytes())
     refuses(path, says="stage 90 (naps)", command=command)
-    text = stage.read_text()
-    stage.write_text(text + "\n# better now\n")
-    refuses(path, "--stage", stage, says="naps.py has changed", command=command)
-    stage.write_text(text)
+    for file, more in ((stage, "\n# better now\n"), (helped, "FACTOR = 2.0\n")):
+        text = file.read_text()
+        file.write_text(text + more)
+        says = "naps.py, or a file that it imports, has changed"
+        refuses(path, "--stage", stage, says=says, command=command)
+        file.write_text(text)
     done = in_turn(command, "--resume", path, "--stage", stage)
     assert done.returncode == 0, done.stderr
     hold_complete(path)
@@ -286,12 +291,16 @@ def test_what_no_bench_was_begun_with_is_refused(tmp_path, compared, change):
     refuses(path, says=says, command="bench", starts=path)
 
 
-@pytest.mark.parametrize("order", [(1, 0), (*range(8), 7)], ids=str)
-def test_records_that_are_not_the_plans_are_not_gone_on_with(tmp_path, compared, order):
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [((1, 0), "not in its plan's order"), ((*range(8), 7), "the cell of line 9 once more")],
+    ids=str,
+)
+def test_records_that_are_not_the_plans_are_not_gone_on_with(tmp_path, compared, order, says):
     env, *records = compared[0].splitlines(keepends=True)
     path = tmp_path / "bench.jsonl"
     path.write_bytes(b"".join([env, *(records[index] for index in order)]))
-    refuses(path, says="not in its plan's order", command="bench", starts=path)
+    refuses(path, says=says, command="bench", starts=path)
 
 
 @pytest.mark.slow
