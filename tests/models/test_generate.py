@@ -343,10 +343,10 @@ def test_a_clock_that_a_stage_has_changed_makes_no_speed(model, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "why"),
-    [(("--load", "text"), "text: no model that --save has written"),
+    [(("--load", "text"), "text: no model that --save has written\n"),
      (("--context", "900"), "positions, and 932 are asked for"),
      (("--context", "9", "--tokens", "4", "--prompt", "\u732b"),
-      "'\u732b' is none of the model's characters")],
+      "--prompt: '\u732b' is none of the model's characters")],
 )  # fmt: skip
 def test_what_a_model_can_not_write_is_refused_in_one_line(model, tmp_path, options, why):
     (tmp_path / "text").write_text("no model")

@@ -52,7 +52,8 @@ def write_texts(connection: Connection, order: dict[str, Any]) -> None:
             save(model, alphabet, order["save"])
         before = (text_to_learn() + order["prompt"])[-longest:]
         if strange := sorted(set(before) - set(alphabet)):
-            raise ValueError(f"{strange[0]!r} is none of the model's characters")
+            where = "--prompt: " * (strange[0] in order["prompt"])
+            raise ValueError(f"{where}{strange[0]!r} is none of the model's characters")
         model, size = model.to(device), sum(weight.numel() for weight in model.parameters())
         say(connection, "ready", parameters=size, layers=len(model.layers), width=model.shape.width)
         while True:
@@ -91,7 +92,7 @@ def load(path: str) -> tuple[GPT, str]:
         model = GPT(len(alphabet), shape, torch.add)  # its attention is set later
         model.load_state_dict(kept["weights"])
     except Exception as error:
-        raise ValueError(f"{path}: no model that --save has written: {error}") from error
+        raise ValueError(f"{path}: no model that --save has written") from error
     return model, alphabet
 
 
