@@ -14,9 +14,9 @@
 # %% [markdown]
 # # The attention ladder: an overview
 #
-# One algorithm, exact attention, written again and again. Each stage is one file with one function
-# to call, `attend(q, k, v)`, and teaches one idea. One harness measures them all on the same
-# problem.
+# One algorithm, exact attention, written again and again. Each stage is a file, or from 7 on a
+# folder, with one function to call, `attend(q, k, v)`, and teaches one idea. One harness measures
+# them all on the same problem.
 #
 # $$O = \mathrm{softmax}\!\left(\frac{Q K^T}{\sqrt d}\right) V$$
 #

@@ -9,7 +9,7 @@
 
 Cost: 4 B H Nq Nk d FLOPs, and B H Nq Nk (4 d + 3) nodes of about 200 bytes, all kept until the
 output dies. They are made with and without requires_grad: this stage always records. While the
-garbage collector is on, it scans all of them again and again, which takes ten times as long at
+garbage collector is on, it scans all of them again and again, which takes many times as long at
 N = 64 (torch's Timer, and so the harness, turns it off).
 What it bought: gradients of q, k and v, though no derivative of attention is written anywhere.
 Still hurts: one object per operation. Stage 1 runs the same loops on plain floats.

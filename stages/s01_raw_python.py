@@ -6,7 +6,7 @@
         o[c] = sum_j p[j] * v[j][c]              d dot products of length Nk
 
 Cost: 4 B H Nq Nk d FLOPs, each a few bytecodes; it keeps only a row of Nk scores.
-What it bought: no object and no edge per operation, so roughly ten times as fast as stage 0.
+What it bought: no object and no edge per operation, so roughly twenty times as fast as stage 0.
 Still hurts: the interpreter. Every float is boxed and every `*` is dispatched. Stage 2 compiles.
 """
 

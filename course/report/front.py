@@ -129,9 +129,8 @@ def ladder() -> str:
             found.get(number, "-"), stage.get("still_hurts", ""),
         ])  # fmt: skip
     note = (
-        "Gains were timed in turns. Brackets: quartiles. [Sizes](docs/results.md#the-ladder); "
-        + HOW
-        + "."
+        "Gains: over the stage before, or the one named; timed in turns. Brackets: quartiles. "
+        "[Sizes](docs/results.md#the-ladder); " + HOW + "."
     )
     table = text.rows("stage | the one idea | gain | still hurts", body, mark="---")
     return "\n\n".join([table, note, text.machine(*envs)])

@@ -82,7 +82,7 @@ def refuse(what: str, value: object, expected: str) -> ValueError:
 class Stage:
     """What a stage says of itself, once, in its own file. Only the first four have no default."""
 
-    number: int  # its place on the ladder: ours 0-99, peers from 100
+    number: int  # its place on the ladder: ours 0-99, peers, whose failures fail no run, from 100
     name: str  # a short identifier; records are keyed by (number, name)
     title: str  # what a table shows
     idea: str  # the one idea, in a sentence
