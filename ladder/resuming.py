@@ -118,8 +118,8 @@ def match_stages(
                 f"--resume: stage {stage['stage']} ({stage['name']}) of {path} is not one of ours; "
                 "name its file with --stage"
             )
-        own = not found.ours and found.code != stage.get("code", found.code)
-        if own or found.sha256 != stage.get("sha256"):
+        imports_changed = not found.ours and found.code != stage.get("code", found.code)
+        if imports_changed or found.sha256 != stage.get("sha256"):
             raise UserError(
                 f"--resume: {label(found.path)}, or a file that it imports, has changed since "
                 f"{path} was begun; start a new run"

@@ -145,8 +145,8 @@ def imported(path: Path, text: bytes) -> list[Path]:
         if own := isinstance(node, ast.ImportFrom) and node.level:
             folder = path.parents[node.level - 1]
         for name in names:
-            ours = (ROOT / name.partition(".")[0] / FIRST).is_file()  # a package of the ladder
-            theirs = others and not own and not ours
+            # theirs, unless it is in a package of the ladder
+            theirs = others and not own and not (ROOT / name.partition(".")[0] / FIRST).is_file()
             if own or theirs or name.startswith(("stages.s", "harness.peers.", *COMMON)):
                 place = (beside if theirs else folder) / name.replace(".", "/")
                 found += (x for x in (place.with_suffix(".py"), place / FIRST) if x.is_file())
