@@ -264,7 +264,7 @@ class BackwardLaunches:
     """The launches of a kind of problem, and the numbers in them."""
 
     rows: tuple[int, ...]  # the shape of lse and -delta, float32
-    sums: tuple[int, ...]  # of dQ's sums, float32
+    parts: tuple[int, int]  # how many numbers these are, and the sums of dQ, float32
     preprocess: Launch
     of_rows: tuple[Any, ...]
     main: tuple[Launch, ...]  # one; for d above 128 what computes dv, then what computes dk and dq
@@ -334,7 +334,8 @@ def backward_launches(
         )  # fmt: skip
     sizes = (H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale)
     return BackwardLaunches(
-        rows=(B, H, 2, padded_rows), sums=(B, H, padded_rows, D) if DQ else (1, 1, 64, 64),
+        rows=(B, H, 2, padded_rows),
+        parts=(B * H * 2 * padded_rows, B * H * padded_rows * D if DQ else 64 * 64),
         preprocess=Launch(
             # above d = 128 the pass for dv writes the zeros
             preprocess_kernel, (blocks, H, B), ZERO=DQ and d <= 128, BLOCK_D=padded_dim(D), **tile
@@ -358,8 +359,7 @@ def launch_backward(
     dtype, device = torch.float32 if wide else q.dtype, q.device
     kind = q.shape, k.shape, device, causal, seqlens_k is not None, DQ
     launches = backward_launches(*kind, o.stride(), do.stride(), lse.stride())
-    rows = torch.empty(*launches.rows, dtype=torch.float32, device=device)
-    sums = torch.empty(*launches.sums, dtype=torch.float32, device=device)
+    both = torch.empty(sum(launches.parts), dtype=torch.float32, device=device)
     contiguous = torch.contiguous_format
     dk = torch.empty_like(k, dtype=dtype, memory_format=contiguous)
     dv = torch.empty_like(v, dtype=dtype, memory_format=contiguous)
@@ -367,11 +367,12 @@ def launch_backward(
     counter = counter_of(device)
     # a tensor of another dtype, or the negative of another one, may have the same address
     looks = [(x.dtype, x.stride(), x.is_neg()) for x in tensors]
-    passed = *tensors, rows, sums, dk, dv, dq, seqlens_k, counter
-    key = (launches, wide, *looks, *[x.data_ptr() for x in passed if x is not None])
+    passed = [x for x in (*tensors, both, dk, dv, dq, seqlens_k, counter) if x is not None]
+    key = launches, wide, *looks, *map(Tensor.data_ptr, passed)
     if launch_again(key):
         return dq, dk, dv
     BLOCK_M, BLOCK_D, D = backward_tile(q.shape[3])
+    rows, sums = both.split(launches.parts)
     # copies where need be; the names keep them until all is launched, as descriptors don't
     k, k_desc = described(k, BACKWARD_BLOCK_N, BLOCK_D)
     v, v_desc = described(v, BACKWARD_BLOCK_N, BLOCK_D)
