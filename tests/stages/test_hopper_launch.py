@@ -91,7 +91,9 @@ def launched_again(monkeypatch, tensors, options, moved=None):
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", empty)
         patch.setattr(
-            torch, "empty_like", lambda x, dtype, **_: empty(*x.shape, dtype=dtype, device=None)
+            torch,
+            "empty_like",
+            lambda x, dtype=None, **_: empty(*x.shape, dtype=dtype or x.dtype, device=None),
         )
         patch.setattr(
             hopper_launch, "counter_of", lambda device: empty(1, dtype=torch.int32, device=None)
