@@ -130,7 +130,7 @@ def attend_paged(
     sequence is unknown.
     """
     cache.check_known(sequences)
-    cache.check_queries(q, len(sequences))
+    cache.check_queries(STAGE, q, len(sequences), causal)
     lengths = [cache.length[sequence] for sequence in sequences]
     check_rows(q, min(lengths), causal)
     pages = [cache.pages[sequence] for sequence in sequences]

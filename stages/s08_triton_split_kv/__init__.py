@@ -298,9 +298,7 @@ def attend_paged(
     if not isinstance(cache, PagedCache):
         raise wrong("cache", type(cache).__name__, "a PagedCache")
     rows, longest = cache.rows(sequences)
-    cache.check_queries(q, len(sequences))
-    like_keys = cache.like_keys(len(sequences))
-    check_inputs(STAGE, q, like_keys, like_keys, causal=causal)
+    cache.check_queries(STAGE, q, len(sequences), causal)
     return forward(
         q, cache.k, cache.v, causal, cache.lengths, table=cache.table, rows=rows, longest=longest
     )

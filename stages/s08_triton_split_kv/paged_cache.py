@@ -24,7 +24,7 @@ from stages.common.contract import (
     wrong,
 )
 from stages.common.fit import padded_dim
-from stages.common.inputs import check_plain, dtype_name, transformed
+from stages.common.inputs import check_inputs, check_plain, dtype_name, transformed
 from stages.common.launch import fast_launch
 from stages.common.machine import capturing, launching
 from stages.common.no_triton import tl, triton
@@ -164,7 +164,7 @@ class PagedCache:
         self.batches: dict[tuple[int, ...], Tensor] = {}  # rows, on the device
         # the same by sequence, until one is freed: no more of them than of batches
         self.asked: dict[tuple[Hashable, ...], Tensor] = {}
-        self.pages_of: dict[int, Tensor] = {}  # see `like_keys`
+        self.passed: set[tuple[torch.Size, bool]] = set()  # see `check_queries`
         self.captured: list[Tensor] = []  # what a CUDA graph reads is kept
 
     def append(self, sequence: Hashable, k: Tensor, v: Tensor) -> None:
@@ -378,12 +378,6 @@ class PagedCache:
             self.batches[batch] = self.upload(batch)
         return self.batches[batch]
 
-    def like_keys(self, batch: int) -> Tensor:
-        """A view of a page for each of `batch` sequences, (batch, Hk, page_size, d), kept."""
-        if batch not in self.pages_of:
-            self.pages_of[batch] = self.k[:1].expand(batch, -1, -1, -1)
-        return self.pages_of[batch]
-
     def check_list(self, sequences: Sequence[Hashable]) -> None:
         """Raise ValueError unless `sequences` is a list of some."""
         if isinstance(sequences, str) or not isinstance(sequences, Sequence):
@@ -432,8 +426,8 @@ class PagedCache:
         if batch is None and k.shape[1] != v.shape[1]:
             raise wrong("v", f"{v.shape[1]} tokens", f"k's {k.shape[1]}")
 
-    def check_queries(self, q: Tensor, batch: int) -> None:
-        """Raise ValueError unless q (batch, H, Nq, d) fits the cache."""
+    def check_queries(self, stage: Stage, q: Tensor, batch: int, causal: bool) -> None:
+        """Raise ValueError unless q (batch, H, Nq, d) fits the cache, and `stage` takes it."""
         check_plain("q", q, "a torch.Tensor (B, H, Nq, d)")
         if q.ndim != 4:
             raise wrong("q", f"shape {tuple(q.shape)}", "a torch.Tensor (B, H, Nq, d)")
@@ -445,6 +439,13 @@ class PagedCache:
         if H % Hk or not H:
             raise wrong("q", f"{H} heads", f"a multiple of the cache's {Hk}")
         self.check_kind("q", q)
+        # the rest of what it looks at is in the shape
+        if not isinstance(causal, bool) or (q.shape, causal) not in self.passed:
+            like_keys = self.k[:1].expand(batch, -1, -1, -1)
+            check_inputs(stage, q, like_keys, like_keys, causal=causal)
+            if len(self.passed) == MOST_BATCHES:
+                self.passed.clear()
+            self.passed.add((q.shape, causal))
 
     def check_kind(self, name: str, x: Tensor) -> None:
         """Raise ValueError unless `x` has the cache's dtype and device, and wants no gradient."""

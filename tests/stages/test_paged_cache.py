@@ -335,6 +335,9 @@ def refusals():
     }
     for case, (x, says) in bad_queries.items():
         made[case] = lambda cache, x=x: stage.attend_paged(x, cache, ["a", "b"]), says
+    for causal in (1, None, []):
+        ask = lambda cache, causal=causal: stage.attend_paged(q, cache, ["a", "b"], causal=causal)  # noqa: E731
+        made[f"causal {causal}"] = ask, f"causal: got {causal}, expected True or False"
     for names in ("ab", 3, None, {"a"}, []):
         ask = lambda cache, names=names: stage.attend_paged(q, cache, names)  # noqa: E731
         made[f"sequences {names}"] = ask, "sequences: got "
@@ -397,6 +400,7 @@ def test_what_is_refused_changes_nothing(case):
     for name in ("a", "b", "freed"):
         cache.append(name, *tokens(5))
     cache.free("freed")
+    stage.attend_paged(queries(2), cache, ["a", "b"])  # what passes once hides nothing
     says = ".*".join(map(re.escape, says.split("...")))
     with unchanged(cache), pytest.raises(ValueError, match=f"^{says}"):
         call(cache)
