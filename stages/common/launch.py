@@ -14,19 +14,13 @@ kernel doesn't specialize on it and it fits 32 bits. So launches that Triton tel
 apart (tests/stages/test_launch.py).
 """
 
-import ctypes
-import functools
 import inspect
 import marshal
-import threading
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from stages.common.no_triton import triton
@@ -230,92 +224,33 @@ def fast_launch(
 
 
 Step = tuple[Launch, Sequence[Any], Sequence[Any]]  # its tensors and its numbers
-GRAPH_FROM = 3  # times that calls are done again, each by itself, before they become a graph
-MOST_GRAPHS = 256
-
-
-@dataclass
-class Kept:
-    """Calls with all their arguments, and their CUDA graph, once they have been done often.
-
-    hooks  of each kernel, of which there are mostly none
-    """
-
-    hooks: list[Any]
-    calls: list[Call]
-    times: int = 0
-    graph: torch.cuda.CUDAGraph | None = None
-
-
-kept: dict[Hashable, Kept] = {}
+# by key: the hooks of each kernel, of which there are mostly none, and the calls
+kept: dict[Hashable, tuple[list[Any], list[Call]]] = {}
 
 
 def launch_and_keep(key: Hashable, steps: Sequence[Step]) -> None:
     """Launch in turn, and keep the calls for `launch_again`.
 
-    key  tells apart all that the arguments depend on, addresses, too, and streams; with None
-         nothing is kept
+    key  tells apart all that the arguments depend on, addresses, too; with None nothing is kept
     """
     done = [launch(tensors, numbers) for launch, tensors, numbers in steps]
     calls = [call for call in done if call is not None]
     if key is not None and len(calls) == len(steps):
         if len(kept) == MOST_KEPT:
             kept.clear()
-        kept[key] = Kept([launch.kernel.pre_run_hooks for launch, *_ in steps], calls)
+        kept[key] = [launch.kernel.pre_run_hooks for launch, *_ in steps], calls
 
 
 def launch_again(key: Hashable) -> bool:
     """Do the calls that are kept for `key` again; False where none are, or hooks are to see them.
 
     Addresses recur: a step of training often has its tensors where the step before it had them.
-    The calls of a few such steps become a CUDA graph, since to launch it takes as long as a kernel.
     """
-    found = kept.get(key)
-    if found is None or any(found.hooks) or profiled():
+    hooks, calls = kept.get(key, ((), ()))
+    if not calls or any(hooks) or profiled():
         return False
-    into_graph = torch.cuda.is_current_stream_capturing()  # a user's; it can't hold another one
-    if found.graph is not None and not into_graph:
-        found.graph.replay()
-        return True
     active = triton.runtime.driver.active
-    device = active.get_current_device()
-    do_all(found.calls, active.get_current_stream(device))
-    found.times += not into_graph
-    if found.times == GRAPH_FROM and not into_graph and count_graphs() < MOST_GRAPHS:
-        found.graph = graph_of(found.calls, device)
-    return True
-
-
-def count_graphs() -> int:
-    return sum(each.graph is not None for each in [*kept.values()])
-
-
-def do_all(calls: Sequence[Call], stream: int) -> None:
-    """Start kernels in turn."""
+    stream = active.get_current_stream(active.get_current_device())
     for launch, rest in calls:
         launch(stream, *rest)
-
-
-one_at_a_time = threading.Lock()
-
-
-@functools.cache
-def own_stream(device: int) -> torch.cuda.Stream:
-    """A stream of a GPU that is nobody else's: torch's own are handed out again and again."""
-    made = ctypes.c_void_p()
-    torch.cuda.check_error(torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(made)))
-    return torch.cuda.ExternalStream(made.value or 0, device)
-
-
-def graph_of(calls: Sequence[Call], device: int) -> torch.cuda.CUDAGraph | None:
-    """Capture calls as a CUDA graph; None where CUDA refuses, as it may beside another capture."""
-    graph, stream = torch.cuda.CUDAGraph(), own_stream(device)
-    with suppress(RuntimeError), one_at_a_time, torch.cuda.stream(stream):
-        # other threads may do what no capture allows
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            do_all(calls, stream.cuda_stream)
-        finally:
-            graph.capture_end()
-        return graph
-    return None
+    return True

@@ -189,7 +189,7 @@ class Attention(torch.autograd.Function):
         def run(*tensors: Tensor) -> Any:
             return passes.backward(*tensors, *options)
 
-        if torch.is_grad_enabled() or transformed(do):
+        if torch.is_grad_enabled() or transformed(*tensors):
             gradients = FirstDerivative.apply(passes.stage, run, *tensors)
         else:  # nothing will go back through it
             gradients = run(*tensors)

@@ -164,7 +164,7 @@ class PagedCache:
         self.batches: dict[tuple[int, ...], Tensor] = {}  # rows, on the device
         # the same by sequence, until one is freed: no more of them than of batches
         self.asked: dict[tuple[Hashable, ...], Tensor] = {}
-        self.passed: set[tuple[torch.Size, bool]] = set()  # see `check_queries`
+        self.passed: set[tuple[int, torch.Size, bool]] = set()  # see `check_queries`
         self.captured: list[Tensor] = []  # what a CUDA graph reads is kept
 
     def append(self, sequence: Hashable, k: Tensor, v: Tensor) -> None:
@@ -439,13 +439,14 @@ class PagedCache:
         if H % Hk or not H:
             raise wrong("q", f"{H} heads", f"a multiple of the cache's {Hk}")
         self.check_kind("q", q)
-        # the rest of what it looks at is in the shape
-        if not isinstance(causal, bool) or (q.shape, causal) not in self.passed:
+        # what else the stage looks at is in the shape; it is a module's own, so that its id is kept
+        kind = id(stage), q.shape, causal
+        if not isinstance(causal, bool) or kind not in self.passed:
             like_keys = self.k[:1].expand(batch, -1, -1, -1)
             check_inputs(stage, q, like_keys, like_keys, causal=causal)
             if len(self.passed) == MOST_BATCHES:
                 self.passed.clear()
-            self.passed.add((q.shape, causal))
+            self.passed.add(kind)
 
     def check_kind(self, name: str, x: Tensor) -> None:
         """Raise ValueError unless `x` has the cache's dtype and device, and wants no gradient."""

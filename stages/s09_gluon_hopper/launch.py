@@ -171,13 +171,13 @@ def plan(d: int, causal: bool, Nk: int) -> Config:
 def section_of(heads: int, most: int) -> int:
     """Return how many of `heads` a section has, at most `most`, but one at least.
 
-    All sections have as many heads, if more than half of `most` do: the last tiles of a section are
-    short, and a last section of fewer heads would begin with long ones again, on few
-    multiprocessors. Else there are as few sections as can be, with about as many heads each.
+    All sections have the same number where one above half of `most` divides `heads`: the last tiles
+    of a section are short, and a last section of fewer heads would begin with long ones again, on
+    few multiprocessors. Else there are as few sections as can be, with about as many heads each.
     """
     most = max(1, min(heads, most))
-    alike = [size for size in range(most, most // 2, -1) if heads % size == 0]
-    return alike[0] if alike else -(-heads // -(-heads // most))
+    alike = (size for size in range(most, most // 2, -1) if heads % size == 0)
+    return next(alike, -(-heads // -(-heads // most)))
 
 
 @functools.lru_cache(maxsize=MOST_KEPT)

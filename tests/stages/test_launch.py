@@ -413,40 +413,7 @@ def two(kernel, monkeypatch):
     return launches
 
 
-class User:
-    """Does `two` again and again; may capture a CUDA graph meanwhile, or have CUDA refuse one."""
-
-    captures = refused = False
-
-    def __init__(self, kernel, launches):
-        self.calls, self.steps, self.graphs = kernel.calls, steps_of(launches), []
-
-    def again(self, key="key"):
-        if not path.launch_again(key):
-            path.launch_and_keep(key, self.steps)
-            self.calls.clear()
-
-    def graph_of(self, calls, device):
-        if self.refused:
-            return None
-        self.graphs.append((calls, device))
-        return SimpleNamespace(replay=lambda: self.calls.append(("graph",)))
-
-    def done(self):
-        done = [call[0] for call in self.calls]
-        self.calls.clear()
-        return done
-
-
-@pytest.fixture
-def user(kernel, two, monkeypatch):
-    made = User(kernel, two)
-    monkeypatch.setattr(path, "graph_of", made.graph_of)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.captures)
-    return made
-
-
-def test_launches_are_done_again_as_they_were_but_on_the_current_stream(kernel, two, user):
+def test_launches_are_done_again_as_they_were_but_on_the_current_stream(kernel, two):
     path.launch_and_keep("key", steps_of(two))
     assert not path.launch_again("another")
     kernel.here.stream = 8
@@ -458,16 +425,14 @@ def test_launches_are_done_again_as_they_were_but_on_the_current_stream(kernel, 
 
 
 @pytest.mark.parametrize("hooked", ["kernel", "launch_enter_hook", "launch_exit_hook"])
-def test_what_hooks_are_to_see_is_not_done_again(kernel, two, user, hooked):
+def test_what_hooks_are_to_see_is_not_done_again(kernel, two, hooked):
     path.launch_and_keep("key", steps_of(two))
     hooks = path.triton.knobs.runtime
     hooks = kernel.pre_run_hooks if hooked == "kernel" else getattr(hooks, hooked).calls
-    for times in (1, path.GRAPH_FROM + 1):  # with a graph, too
-        hooks.append(print)
-        assert not path.launch_again("key")
-        hooks.clear()
-        assert all(path.launch_again("key") for _ in range(times))
-    assert user.done()[-1] == "graph"
+    hooks.append(print)
+    assert not path.launch_again("key")
+    hooks.clear()
+    assert path.launch_again("key")
 
 
 def test_nothing_is_kept_without_a_key_or_of_what_triton_launched(kernel, two):
@@ -478,51 +443,11 @@ def test_nothing_is_kept_without_a_key_or_of_what_triton_launched(kernel, two):
     assert not path.launch_again("key")
 
 
-def test_what_is_done_often_becomes_one_graph(user):
-    for _ in range(1 + path.GRAPH_FROM + 2):
-        user.again()
-    assert user.done() == ["kept"] * 2 * path.GRAPH_FROM + ["graph"] * 2
-    [(calls, device)] = user.graphs
-    assert len(calls) == 2 and device == 0
-    user.again("another")
-    user.again("another")
-    assert user.done() == ["kept"] * 2
-
-
-def test_in_a_graph_of_the_user_s_each_is_launched_and_none_counts(user):
-    user.captures = True
-    for _ in range(1 + path.GRAPH_FROM):
-        user.again()
-    user.captures = False
-    for _ in range(path.GRAPH_FROM):
-        user.again()
-    user.captures = True
-    user.again()
-    assert set(user.done()) == {"kept"}
-    user.captures = False
-    user.again()
-    assert user.done() == ["graph"]
-
-
-def test_where_cuda_captures_nothing_it_is_tried_once(user):
-    user.refused = True
-    for _ in range(1 + path.GRAPH_FROM + 1):
-        user.again()
-    user.refused = False
-    user.again()
-    assert set(user.done()) == {"kept"}
-
-
-def test_only_so_much_is_kept_and_as_many_graphs(two, user, monkeypatch):
+def test_only_so_much_is_kept(kernel, two, monkeypatch):
     monkeypatch.setattr(path, "MOST_KEPT", 3)
     for key in range(5):
         path.launch_and_keep(key, steps_of(two))
     assert [path.launch_again(key) for key in range(5)] == [False] * 3 + [True] * 2
-    monkeypatch.setattr(path, "MOST_GRAPHS", 1)
-    for key in (3, 4):
-        for _ in range(path.GRAPH_FROM + 2):
-            user.again(key)
-    assert user.done()[-2:] == ["kept"] * 2 and len(user.graphs) == 1
 
 
 def test_whether_a_graph_is_captured_is_asked_of_the_tensor_s_own_gpu(monkeypatch):

@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -404,6 +405,16 @@ def test_what_is_refused_changes_nothing(case):
     says = ".*".join(map(re.escape, says.split("...")))
     with unchanged(cache), pytest.raises(ValueError, match=f"^{says}"):
         call(cache)
+
+
+def test_what_one_stage_takes_another_one_may_refuse():
+    cache = cache_of()
+    cache.append("a", *tokens(5))
+    other = replace(stage.STAGE, dtypes=("float16",))
+    for _ in range(2):
+        stage.attend_paged(queries(1), cache, ["a"])
+        with pytest.raises(ValueError, match=r"^q: got dtype float32"):
+            cache.check_queries(other, queries(1), 1, True)
 
 
 def test_rows_run_out():
