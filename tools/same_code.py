@@ -285,6 +285,8 @@ def note(
         first, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True)
         env = json.loads(first)
         cells = [json.loads(line) for line in rest]
+        if any(cell.get("kind") == "host" for cell in cells):
+            continue  # Python's own time, of which no kernel says anything
         for stage in env.get("rungs", []):
             number = stage["stage"]
             kinds = kinds_of([cell for cell in cells if cell.get("stage") == number])

@@ -6,7 +6,7 @@ The finished kernel; read first.py before this picture, which is not to scale:
     producer    1 warp: has the copy engine (TMA) bring tiles of Q, K and V
     consumers   1 to 3 warpgroups, 64 query rows each: products, softmax, the output
 
-    time ->
+    time, in the source's order ->
     producer    K0 Q K1 V0 K2 V1 K3 V2 ...     as far ahead as the pipelines have empty slots
     consumer 0     |S0=Q K0|    |S1=Q K1|O+=P0 V0|    |S2=Q K2|O+=P1 V1|    ...   matrix unit
                            | P0 |       |     P1      |       |     P2      |     softmax of S

@@ -28,9 +28,10 @@ and compute the softmax. Here each warp has a role, and roles wait for each othe
 The copy engine reads zeros past a tensor's end and writes nothing there, so any Nq, and d up to 128
 in multiples of 8, need no further code. Every tile hides scores past Nk; only the last has any.
 
-Cost: 4 d FLOPs per pair of query and key, on the matrix unit, as in stage 6. From memory: q and o
-once; k and v once per work tile, nearly always from the L2 cache. Shared memory: 160 KB, so one CTA
-to a multiprocessor; registers: 240 for each thread of a consumer, 24 for the producer's.
+Cost: 512 FLOPs per pair of query and key, on the matrix unit, whatever d, since tiles are 128 wide
+(4 d in stage 6). From memory: q and o once; k and v once per work tile, nearly always from the L2
+cache. Shared memory: 160 KB, so one CTA to a multiprocessor; registers: 240 for each thread of a
+consumer, 24 for the producer's.
 What it bought: loads run during everything else. Nothing orders the two consumers: while one has
 its softmax, the matrix unit can serve the other (FlashAttention-3, Shah et al. 2024, section 3.1).
 By itself it only equals stage 6, whose loads run ahead, too (docs/hopper.md).

@@ -47,7 +47,7 @@ def load_parts(pipe, desc, b, h, row, count, PARTS: gl.constexpr, FIRST: gl.cons
 
 @gluon.jit
 def producer(q_desc, k_desc, v_desc, counter_ptr, q_pipes, k_pipe, v_pipe, scheduler):
-    """The one warp that loads, in the order of the products: K is a tile ahead of V."""
+    """The one warp that loads, in the order of the products: with OVERLAP K is a tile before V."""
     problem = scheduler.problem
     PARTS: gl.constexpr = problem.PARTS
     kv_count = 0  # KV tiles so far
@@ -415,7 +415,7 @@ def consumer(common, q_pipe, c: gl.constexpr):
         epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, common)
         if PARTS > 1:  # the next queries need all slots
             store_wait(0)
-            q_pipe.consumer_release(0)
+            q_pipe.consumer_release(0)  # all slots share a barrier
         kv_count += n_tiles
         q_count += 1
         b, h, start_m, Nk_valid, n_tiles = scheduler.next_work_tile(q_count)

@@ -8,12 +8,14 @@ from same_code import Code
 
 
 def test_only_records_with_the_code_of_before_are_noted(tmp_path):
+    """And none of the host's own times."""
     (tmp_path / "gpu").mkdir()
     rest = '{"kind": "cell", "stage": 6, "dtype": "float16", "direction": "fwd", "x": 1.50}\n'
-    for name, codes in {"same": "ab", "older": "xb", "none": ""}.items():
+    for name, codes in {"same": "ab", "older": "xb", "none": "", "host": "ab"}.items():
         stages = [{"stage": 6 + i, "code": code} for i, code in enumerate(codes)]
         env = {"kind": "env", "rungs": stages}
-        (tmp_path / "gpu" / f"{name}.jsonl").write_text(json.dumps(env) + "\n" + rest)
+        cell = rest.replace('"cell"', '"host"') if name == "host" else rest
+        (tmp_path / "gpu" / f"{name}.jsonl").write_text(json.dumps(env) + "\n" + cell)
     same = {6: {("float16", 64, "forward")}}
     changed = same_code.note(
         {6: Code("a", "-"), 7: Code("b", "-")},
