@@ -14,7 +14,7 @@ kernels are the same for the dtypes of the record, float32 in each way of multip
 the widths that stage 9 pads its d to, and for its passes: the pages don't call them edited since.
 What launches stage 9's kernels is noted, too, if all its files outside stages 4 to 9 are the same.
 The host's side of stages 4 to 9 and stage 9's gradients in float32 are not compared: after an edit
-to those --note is no answer.
+to those --note is no answer. Records of the host's own times are never noted.
 """
 
 import argparse

@@ -439,7 +439,7 @@ class PagedCache:
         if H % Hk or not H:
             raise wrong("q", f"{H} heads", f"a multiple of the cache's {Hk}")
         self.check_kind("q", q)
-        # what else the stage looks at is in the shape; it is a module's own, so that its id is kept
+        # the shape tells all else that is checked; a stage's id is its own, as it lives for good
         kind = id(stage), q.shape, causal
         if not isinstance(causal, bool) or kind not in self.passed:
             like_keys = self.k[:1].expand(batch, -1, -1, -1)
