@@ -16,13 +16,17 @@ apart (tests/stages/test_launch.py).
 
 import inspect
 import marshal
+import threading
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from stages.common.graph import Graph, graph_of
 from stages.common.no_triton import triton
 
 MOST_KEPT = 4096  # launches of a kernel; then all are found anew
@@ -224,33 +228,74 @@ def fast_launch(
 
 
 Step = tuple[Launch, Sequence[Any], Sequence[Any]]  # its tensors and its numbers
-# by key: the hooks of each kernel, of which there are mostly none, and the calls
-kept: dict[Hashable, tuple[list[Any], list[Call]]] = {}
+GRAPH_FROM = 3  # times that calls are done again, each by itself, before they become a graph
+MOST_GRAPHS = 256  # of some 100 KB each
+
+
+@dataclass
+class Kept:
+    """Calls with all their arguments, and their CUDA graph, once they have been done often.
+
+    hooks  of each kernel, of which there are mostly none
+    """
+
+    hooks: list[Any]
+    calls: list[Call]
+    times: int = 0
+    graph: Graph | None = None
+
+
+kept: dict[Hashable, Kept] = {}
 
 
 def launch_and_keep(key: Hashable, steps: Sequence[Step]) -> None:
     """Launch in turn, and keep the calls for `launch_again`.
 
-    key  tells apart all that the arguments depend on, addresses, too; with None nothing is kept
+    key  tells apart all that the arguments depend on, addresses, too, and streams; with None
+         nothing is kept
     """
     done = [launch(tensors, numbers) for launch, tensors, numbers in steps]
     calls = [call for call in done if call is not None]
     if key is not None and len(calls) == len(steps):
         if len(kept) == MOST_KEPT:
             kept.clear()
-        kept[key] = [launch.kernel.pre_run_hooks for launch, *_ in steps], calls
+        kept[key] = Kept([launch.kernel.pre_run_hooks for launch, *_ in steps], calls)
 
 
 def launch_again(key: Hashable) -> bool:
     """Do the calls that are kept for `key` again; False where none are, or hooks are to see them.
 
     Addresses recur: a step of training often has its tensors where the step before it had them.
+    After a few such steps the calls become a CUDA graph, which the host launches as fast as one
+    kernel.
     """
-    hooks, calls = kept.get(key, ((), ()))
-    if not calls or any(hooks) or profiled():
+    found = kept.get(key)
+    if found is None or any(found.hooks) or profiled():
         return False
     active = triton.runtime.driver.active
     stream = active.get_current_stream(active.get_current_device())
+    into_graph = torch.cuda.is_current_stream_capturing()  # a user's; it can't hold another one
+    if found.graph is not None and not into_graph and found.graph.launch(stream):
+        return True
+    do_all(found.calls, stream)
+    found.times += not into_graph
+    if found.times == GRAPH_FROM and not into_graph and graphs_may_be_made():
+        found.graph = graph_of(partial(do_all, found.calls))
+    return True
+
+
+def graphs_may_be_made() -> bool:
+    """Whether there are not too many, and no thread runs that may wait for all the device does.
+
+    While anything is captured, such a wait fails. Threads that Python didn't start are autograd's,
+    which main waits for.
+    """
+    main, not_started = threading.main_thread(), threading._DummyThread
+    others = [x for x in threading.enumerate() if x is not main and not isinstance(x, not_started)]
+    return not others and sum(x.graph is not None for x in [*kept.values()]) < MOST_GRAPHS
+
+
+def do_all(calls: Sequence[Call], stream: int) -> None:
+    """Start kernels in turn."""
     for launch, rest in calls:
         launch(stream, *rest)
-    return True

@@ -1,5 +1,6 @@
 """The launch path starts the kernel that Triton itself would: bit for bit, wherever it runs."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -88,6 +89,7 @@ def test_gradients_that_are_launched_again_have_the_same_bits(monkeypatch):
     o = stages.by_number(9).attend(*leaves, causal=True)
     do, again, known = torch.ones_like(o), hopper.launch_again, []
     monkeypatch.setattr(hopper, "launch_again", lambda key: known.append(again(key)) or known[-1])
+    monkeypatch.setattr(path, "graphs_may_be_made", lambda: True)  # whatever threads pytest has
 
     def gradients():
         return torch.autograd.grad(o, leaves, do, retain_graph=True)[1:]  # dk and dv
@@ -96,10 +98,50 @@ def test_gradients_that_are_launched_again_have_the_same_bits(monkeypatch):
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(5):
+            for _ in range(path.GRAPH_FROM + 5):
                 assert_same(gradients(), want)
         stream.synchronize()
     assert any(known)
+    assert any(each.graph for each in path.kept.values())  # all launches as one
+    do.normal_()
+    found = [x.clone() for x in gradients()]
+    monkeypatch.setattr(path, "kept", {})
+    assert_same(gradients(), found)
+
+
+def test_a_graph_is_made_beside_work_on_the_default_stream(monkeypatch):
+    """Random numbers, memory that is asked for and given back, and what waits for a stream."""
+    monkeypatch.setattr(path, "graphs_may_be_made", lambda: True)
+    monkeypatch.setattr(path, "kept", {})
+    end = threading.Event()
+
+    def beside():
+        found = []
+        while not end.is_set():
+            x = torch.rand(1 << 20, device="cuda")
+            found.append(x.mean().item())
+            del x
+            torch.cuda.empty_cache()
+        return found
+
+    with ThreadPoolExecutor(1) as threads, torch.cuda.stream(torch.cuda.Stream()):
+        other = threads.submit(beside)
+        try:
+            for n in range(64, 64 * 20, 64):
+                q, k, v = (x[:, :, :1].expand(2, 4, n, 64) for x in a_call(stages.by_number(9))[0])
+                leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+                o = stages.by_number(9).attend(*leaves)
+                do = torch.ones_like(o)
+                want = None
+                for _ in range(path.GRAPH_FROM + 3):
+                    found = torch.autograd.grad(o, leaves, do, retain_graph=True)[1:]
+                    want = want or [x.clone() for x in found]
+                    assert_same(found, want)
+                    del found
+        finally:
+            end.set()
+        assert all(0.49 < mean < 0.51 for mean in other.result())
+    assert any(each.graph for each in path.kept.values())
 
 
 def a_call(stage, seed=0, device="cuda"):

@@ -1,7 +1,9 @@
 """The launch path tells apart what Triton tells apart, and keeps nothing that it must not keep."""
 
+import _thread
 import contextlib
 import itertools
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -413,7 +415,44 @@ def two(kernel, monkeypatch):
     return launches
 
 
-def test_launches_are_done_again_as_they_were_but_on_the_current_stream(kernel, two):
+class User:
+    """Does `two` again and again; may capture a CUDA graph meanwhile, or have the driver refuse."""
+
+    captures = refused = False
+
+    def __init__(self, kernel, launches):
+        self.calls, self.steps, self.graphs = kernel.calls, steps_of(launches), []
+
+    def again(self, key="key"):
+        if not path.launch_again(key):
+            path.launch_and_keep(key, self.steps)
+            self.calls.clear()
+
+    def graph_of(self, launches):
+        if self.refused:
+            return None
+        self.graphs.append(launches)
+        return SimpleNamespace(launch=self.launch)
+
+    def launch(self, stream):
+        self.calls.append(("graph", stream))
+        return not self.refused
+
+    def done(self):
+        done = [call[0] for call in self.calls]
+        self.calls.clear()
+        return done
+
+
+@pytest.fixture
+def user(kernel, two, monkeypatch):
+    made = User(kernel, two)
+    monkeypatch.setattr(path, "graph_of", made.graph_of)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.captures)
+    return made
+
+
+def test_launches_are_done_again_as_they_were_but_on_the_current_stream(kernel, two, user):
     path.launch_and_keep("key", steps_of(two))
     assert not path.launch_again("another")
     kernel.here.stream = 8
@@ -425,14 +464,16 @@ def test_launches_are_done_again_as_they_were_but_on_the_current_stream(kernel, 
 
 
 @pytest.mark.parametrize("hooked", ["kernel", "launch_enter_hook", "launch_exit_hook"])
-def test_what_hooks_are_to_see_is_not_done_again(kernel, two, hooked):
+def test_what_hooks_are_to_see_is_not_done_again(kernel, two, user, hooked):
     path.launch_and_keep("key", steps_of(two))
     hooks = path.triton.knobs.runtime
     hooks = kernel.pre_run_hooks if hooked == "kernel" else getattr(hooks, hooked).calls
-    hooks.append(print)
-    assert not path.launch_again("key")
-    hooks.clear()
-    assert path.launch_again("key")
+    for times in (1, path.GRAPH_FROM + 1):  # with a graph, too
+        hooks.append(print)
+        assert not path.launch_again("key")
+        hooks.clear()
+        assert all(path.launch_again("key") for _ in range(times))
+    assert user.done()[-1] == "graph"
 
 
 def test_nothing_is_kept_without_a_key_or_of_what_triton_launched(kernel, two):
@@ -443,11 +484,80 @@ def test_nothing_is_kept_without_a_key_or_of_what_triton_launched(kernel, two):
     assert not path.launch_again("key")
 
 
-def test_only_so_much_is_kept(kernel, two, monkeypatch):
+def test_what_is_done_often_becomes_one_graph(user):
+    for _ in range(1 + path.GRAPH_FROM + 2):
+        user.again()
+    assert user.done() == ["kept"] * 2 * path.GRAPH_FROM + ["graph"] * 2
+    [launches] = user.graphs
+    launches(77)
+    assert [(call[0], 77 in call[3]) for call in user.calls] == [("kept", True)] * 2
+    user.calls.clear()
+    user.again("another")
+    user.again("another")
+    assert user.done() == ["kept"] * 2
+
+
+def test_beside_other_threads_there_is_no_graph(user):
+    """What they wait for, such as all that the device does, no capture allows."""
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    try:
+        for _ in range(1 + path.GRAPH_FROM + 2):
+            user.again()
+    finally:
+        end.set()
+        other.join()
+    assert user.done() == ["kept"] * 2 * (path.GRAPH_FROM + 2)
+
+
+def test_a_thread_that_python_did_not_start_is_no_other(user):
+    """As the one that autograd runs a backward pass in, which main waits for."""
+    done = _thread.allocate_lock()
+    for _ in range(1 + path.GRAPH_FROM + 2):
+        done.acquire()
+        _thread.start_new_thread(
+            lambda: (threading.current_thread(), user.again(), done.release()), ()
+        )
+        with done:
+            pass
+    assert user.done()[-2:] == ["graph"] * 2
+
+
+def test_in_a_graph_of_the_user_s_each_is_launched_and_none_counts(user):
+    user.captures = True
+    for _ in range(1 + path.GRAPH_FROM):
+        user.again()
+    user.captures = False
+    for _ in range(path.GRAPH_FROM):
+        user.again()
+    user.captures = True
+    user.again()
+    assert set(user.done()) == {"kept"}
+    user.captures = False
+    user.again()
+    assert user.done() == ["graph"]
+
+
+def test_where_the_driver_captures_nothing_it_is_tried_once(user):
+    user.refused = True
+    for _ in range(1 + path.GRAPH_FROM + 1):
+        user.again()
+    user.refused = False
+    user.again()
+    assert set(user.done()) == {"kept"}
+
+
+def test_only_so_much_is_kept_and_as_many_graphs(two, user, monkeypatch):
     monkeypatch.setattr(path, "MOST_KEPT", 3)
     for key in range(5):
         path.launch_and_keep(key, steps_of(two))
     assert [path.launch_again(key) for key in range(5)] == [False] * 3 + [True] * 2
+    monkeypatch.setattr(path, "MOST_GRAPHS", 1)
+    for key in (3, 4):
+        for _ in range(path.GRAPH_FROM + 2):
+            user.again(key)
+    assert user.done()[-2:] == ["kept"] * 2 and len(user.graphs) == 1
 
 
 def test_whether_a_graph_is_captured_is_asked_of_the_tensor_s_own_gpu(monkeypatch):

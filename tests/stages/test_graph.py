@@ -1,0 +1,128 @@
+"""Launches as one CUDA graph, on a driver that only notes what it is asked for."""
+
+import ctypes
+import gc
+
+import pytest
+
+from stages.common import graph as path
+
+THREAD_LOCAL = 1  # how this thread captures, before
+
+
+class Driver:
+    """The driver's functions: each notes its name; those in `failing` return an error."""
+
+    def __init__(self):
+        self.called, self.failing = [], set()
+        self.mode, self.made = THREAD_LOCAL, 0
+        self.captured, self.capturing, self.launched = None, None, []
+        self.alive = set()
+
+    def __getattr__(self, name):
+        def function(*args):
+            self.called.append(name)
+            if name in self.failing:
+                if name == "cuStreamEndCapture":
+                    self.capturing = None
+                return 900
+            getattr(self, f"do_{name}")(*args)
+            return 0
+
+        return function
+
+    def new(self, place):
+        self.made += 1
+        place._obj.value = self.made
+        self.alive.add(self.made)
+        return self.made
+
+    def do_cuThreadExchangeStreamCaptureMode(self, mode):
+        self.mode, mode._obj.value = mode._obj.value, self.mode
+
+    def do_cuStreamCreate(self, stream, flags):
+        assert flags == 1, "another thread's work on the default stream would wait for it"
+        self.new(stream)
+
+    def do_cuStreamBeginCapture_v2(self, stream, mode):
+        assert mode == self.mode == path.RELAXED
+        self.capturing = stream.value
+
+    def do_cuStreamEndCapture(self, stream, graph):
+        assert stream.value == self.capturing
+        self.capturing = None
+        self.new(graph)
+
+    def do_cuGraphInstantiateWithFlags(self, handle, graph, flags):
+        assert graph.value in self.alive and flags.value == 0
+        self.handle = self.new(handle)
+
+    def do_cuGraphDestroy(self, graph):
+        self.alive.remove(graph.value)
+
+    def do_cuStreamDestroy_v2(self, stream):
+        assert stream.value != self.capturing
+        self.alive.remove(stream.value)
+
+    def do_cuGraphExecDestroy(self, handle):
+        assert self.mode == path.RELAXED
+        self.alive.remove(handle.value)
+
+    def do_cuGraphLaunch(self, handle, stream):
+        self.launched.append((handle.value, stream.value))
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    made = Driver()
+    monkeypatch.setattr(path, "driver", lambda: made)
+    return made
+
+
+def test_what_is_launched_on_a_stream_of_its_own_becomes_a_graph(driver):
+    streams = []
+
+    def launches(stream):
+        assert driver.capturing == stream
+        streams.append(stream)
+
+    made = path.graph_of(launches)
+    assert len(streams) == 1 and driver.alive == {driver.handle}
+    assert made.launch(77) and driver.launched == [(driver.handle, 77)]
+    driver.failing.add("cuGraphLaunch")
+    assert not made.launch(77)
+    assert driver.mode == THREAD_LOCAL
+    del made
+    gc.collect()
+    assert not driver.alive and driver.mode == THREAD_LOCAL
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cuThreadExchangeStreamCaptureMode",
+        "cuStreamCreate",
+        "cuStreamBeginCapture_v2",
+        "cuStreamEndCapture",
+        "cuGraphInstantiateWithFlags",
+        "a launch",
+    ],
+)
+def test_where_the_driver_refuses_there_is_no_graph_and_nothing_is_left(driver, name):
+    driver.failing.add(name)
+
+    def launches(stream):
+        if name == "a launch":
+            raise RuntimeError("Triton Error [CUDA]: out of memory")
+
+    assert path.graph_of(launches) is None
+    assert not driver.alive and driver.mode == THREAD_LOCAL
+
+
+def test_without_a_driver_there_is_no_graph(monkeypatch):
+    def load(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    path.driver.cache_clear()
+    assert path.graph_of(print) is None
