@@ -29,8 +29,9 @@ from .backward import backward_kernel, postprocess_kernel, preprocess_kernel
 from .backward_two_pass import two_pass_kernel
 from .forward import attention_kernel
 
-# the most that inputs of the heads computed at the same time may take: by trial, of 50 MB and more
-L2_BYTES = 32 << 20
+# under a causal mask, by trial, where the L2 cache has 50 MB and more
+L2_BYTES = 32 << 20  # the most that inputs of the heads computed at the same time may take
+FEWEST_HEADS = 8  # that are computed at the same time all the same
 
 
 @functools.lru_cache(maxsize=MOST_KEPT)
@@ -199,7 +200,8 @@ def forward_launch(
         return None
     # the blocks of a head are neighbours, and read the same K and V; under a causal mask the same
     # block of the heads whose K and V fit the L2, so that the longest blocks come first
-    section = H // Hk * (section_of(B * Hk, L2_BYTES // (4 * Nk * d)) if causal else 1)
+    most = max(FEWEST_HEADS * Hk // H, L2_BYTES // (4 * Nk * d))
+    section = H // Hk * (section_of(B * Hk, most) if causal else 1)
     masked_tiles = int(causal or has_seqlens or Nk % BLOCK_N != 0)
     if causal and (Nk - Nq) % 64:  # the diagonal of 64 rows may cross the border of two KV tiles
         masked_tiles = 2
@@ -318,7 +320,7 @@ def backward_launches(
     # Under a causal mask key heads whose queries, dO and sums of dQ fit the L2 cache together, so
     # that the longest work tiles come first. Else most are alike, and sums that are added to by all
     # CTAs soon after each other stay in the cache. Measured: one head at a time is slower than two.
-    most = L2_BYTES // (8 * H // Hk * Nq * d) if causal else 2
+    most = max(FEWEST_HEADS * Hk // H, L2_BYTES // (8 * H // Hk * Nq * d)) if causal else 2
     section = section_of(B * Hk, most)
     tiles = B * Hk * -(-Nk // BACKWARD_BLOCK_N)
     grid = (min(multiprocessors(device), tiles),)
@@ -339,9 +341,10 @@ def backward_launches(
             for name, config in TWO_PASS[D].items()
         )  # fmt: skip
     sizes = (H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale)
+    rows = B, H, 2, padded_rows
     return BackwardLaunches(
-        rows=(B, H, 2, padded_rows),
-        parts=(B * H * 2 * padded_rows, B * H * padded_rows * D if DQ else 64 * 64),
+        rows=rows,
+        parts=(math.prod(rows), B * H * padded_rows * D if DQ else 64 * 64),
         preprocess=Launch(
             # above d = 128 the pass for dv writes the zeros
             preprocess_kernel, (blocks, H, B), ZERO=DQ and d <= 128, BLOCK_D=padded_dim(D), **tile

@@ -30,6 +30,7 @@ def test_the_last_section_may_have_fewer_heads():
     tensors, options, want, bounds = truth_at(h, n, n, d)
     with emulated(9) as stage:
         stage.launch.L2_BYTES = 2 * 4 * n * d  # of each pass
+        stage.launch.FEWEST_HEADS = 1
         check(answers(stage, tensors, options, 0), want, bounds)
 
 

@@ -161,10 +161,10 @@ def test_only_tiles_with_keys_that_do_not_count_are_edges(nk, lengths, edge, d, 
 
 
 @pytest.mark.parametrize(("causal", "heads", "section"), [
-    (True, 1, 1), (True, 3, 2), (True, 4, 4), (True, 100, 8), (False, 1, 2), (False, 100, 2)
+    (True, 1, 4), (True, 6, 4), (True, 100, 8), (False, 1, 2), (False, 100, 2)
 ])  # fmt: skip
 def test_heads_computed_together_fit_the_cache(causal, heads, section, launched, monkeypatch):
-    """Of eight, in sections alike; or are two, where no mask makes work tiles unlike."""
+    """In sections alike of all eight, of at least eight query heads; two, where tiles are alike."""
     q, k, v, do = normal((2, 8, 70, 130, 64), 0, torch.float16)
     size = 2 * 70 * 64 * (2 + 2 + 4)  # of a key head's queries, dO and sums of dQ
     monkeypatch.setattr(hopper_launch, "L2_BYTES", heads * size)
