@@ -32,7 +32,7 @@ from stages.common.no_triton import tl, triton
 PAGE_SIZES = (16, 32, 64, 128, 256)
 DTYPES = ("float16", "bfloat16", "float32")
 SPARE = 16  # columns of the table past its last page: a kernel looks one tile of keys ahead
-MOST_BATCHES = 256  # whose rows are kept on the device
+MOST_BATCHES = 256  # whose rows, and kinds of queries whose checks, are kept
 
 # what the cache itself needs of a machine
 NEEDS = Stage(number=8, name="paged_cache", title="Paged cache", idea="pages", needs=("triton",))
