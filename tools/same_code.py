@@ -13,8 +13,9 @@ under results/ that have the code of a stage before are given its code of now, w
 kernels are the same for the dtypes of the record, float32 in each way of multiplying it apart, for
 the widths that stage 9 pads its d to, and for its passes: the pages don't call them edited since.
 What launches stage 9's kernels is noted, too, if all its files outside stages 4 to 9 are the same.
-The host's side of stages 4 to 9 and stage 9's gradients in float32 are not compared: after an edit
-to those --note is no answer. Records of the host's own times are never noted.
+Stage 9 in 16 bits must launch them with the same grids and numbers for each problem of the record.
+Else the host's side of stages 4 to 9 isn't compared, nor stage 9's gradients in float32: after an
+edit to those --note is no answer. Records of the host's own times are never noted.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
+SITE = sysconfig.get_paths()["purelib"]
 # where the kernels of stage 9 may be: now, and in checkouts before it was a folder
 PLACES = {
     "forward": ("s09_gluon_hopper.launch", "s09_gluon_hopper"),
@@ -178,9 +180,7 @@ def digests() -> None:
 def compiled_by(checkout: Path) -> dict[str, str]:
     """What `digests` prints for a checkout, by a process of its own."""
     # -S: where a checkout is installed in place, its `stages` would come before this one's
-    paths = os.pathsep.join(
-        map(str, (checkout, checkout / "tools", sysconfig.get_paths()["purelib"]))
-    )
+    paths = os.pathsep.join(map(str, (checkout, checkout / "tools", SITE)))
     done = subprocess.run(
         [sys.executable, "-S", "-P", str(Path(__file__).resolve()), "--digests"],
         stdout=subprocess.PIPE, text=True, check=False, cwd=checkout,
@@ -221,6 +221,66 @@ def codes_of(checkout: Path) -> dict[int, Code]:
         cwd=checkout, env=os.environ | {"PYTHONPATH": str(checkout)},
     )  # fmt: skip
     return {int(number): Code(*code) for number, code in json.loads(done.stdout).items()}
+
+
+LAUNCHED = """
+import json, sys, torch
+from stages.s09_gluon_hopper import launch as stage
+stage.multiprocessors = lambda device: 132  # of an H100 and an H200
+def of(launch):
+    return launch.grid, launch.options
+def said(b, h, hk, nq, nk, d, causal, lengths, gradients):
+    q, k, on = (b, h, nq, d), (b, hk, nk, d), torch.device("cpu")
+    config = stage.plan(d, causal, nk)
+    launch, numbers = stage.forward_launch(
+        q, k, torch.bfloat16, on, causal, lengths, gradients, config
+    )
+    all_of_it = [of(launch), numbers]
+    if gradients:
+        rows = torch.empty(q, device="meta").stride()
+        made = stage.backward_launches(q, k, on, causal, lengths, True, rows, rows, rows[:3])
+        all_of_it += [of(x) for x in (made.preprocess, *made.main, made.postprocess)]
+        all_of_it += [made.of_rows, made.sizes, made.of_dq]
+    return repr(all_of_it)
+print(json.dumps([said(*x) for x in json.load(sys.stdin)]))
+"""
+
+
+def problem_of(cell: dict[str, Any]) -> tuple[Any, ...]:
+    """What stage 9's launches depend on; of a ring's rank those of its own part of the keys."""
+    world = cell.get("world") or 1
+    return (
+        cell["b"], cell["h"], cell["hk"], cell["nq"] // world, cell["nk"] // world, cell["d"],
+        cell["causal"], cell["seqlens_k"] is not None, cell["direction"] != "fwd",
+    )  # fmt: skip
+
+
+def launched_in(checkout: Path, problems: list[tuple[Any, ...]]) -> list[Any]:
+    """What stage 9 launches in a checkout for each of the problems; None in an older one."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", LAUNCHED], input=json.dumps(problems), cwd=checkout,
+        stdout=subprocess.PIPE, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (checkout, SITE)))},
+    )  # fmt: skip
+    return [None] * len(problems) if done.returncode else json.loads(done.stdout)
+
+
+def launched_alike(before: Path, now: Path, results: Path) -> set[tuple[Any, ...]]:
+    """The problems of all records for which both checkouts launch the same of stage 9."""
+    found = set()
+    for path in sorted(results.glob("*/*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            cell = json.loads(line)
+            if of_launches(cell):
+                found.add(problem_of(cell))
+    problems = sorted(found)
+    both = zip(problems, launched_in(before, problems), launched_in(now, problems), strict=True)
+    return {problem for problem, then, here in both if then is not None and then == here}
+
+
+def of_launches(cell: dict[str, Any]) -> bool:
+    """Whether stage 9's kernels, or another's that launches them, computed a cell in 16 bits."""
+    return cell.get("kind") == "cell" and cell["stage"] >= 9 and cell["dtype"] != "float32"
 
 
 Kind = tuple[str, int, str]  # a dtype as `jobs` names it, one of WIDTHS, and one of PLACES
@@ -269,13 +329,14 @@ def widths_of(which: str, d: str) -> tuple[int, ...]:
 
 
 def note(
-    before: dict[int, Code], now: dict[int, Code], same: dict[int, set[Kind]], results: Path
-) -> list[str]:
+    before: dict[int, Code], now: dict[int, Code], same: dict[int, set[Kind]],
+    alike: set[tuple[Any, ...]], results: Path,
+) -> list[str]:  # fmt: skip
     """Give the records in `results` the code of now for the stages that are the same.
 
     `same` has the kinds for which each stage is (`kinds_of`). What launches stage 9's kernels, such
-    as stage 10, is the same where those are and all other files behind it. Returns the names of the
-    files that are changed.
+    as stage 10, is the same where those are and all other files behind it. `alike` has the problems
+    for which they are launched alike. Returns the names of the files that are changed.
     """
     changed = []
     both = {*before} & {*now}
@@ -289,9 +350,10 @@ def note(
             continue  # Python's own time, of which no kernel says anything
         for stage in env.get("rungs", []):
             number = stage["stage"]
-            kinds = kinds_of([cell for cell in cells if cell.get("stage") == number])
+            own = [cell for cell in cells if cell.get("stage") == number]
             known = number in both & {*same} and stage.get("code") == before[number].whole
-            if known and kinds <= same[number]:
+            as_before = {problem_of(cell) for cell in own if of_launches(cell)} <= alike
+            if known and as_before and kinds_of(own) <= same[number]:
                 stage["code"] = now[number].whole
         line = json.dumps(env, allow_nan=False) + "\n"
         if line != first:
@@ -319,5 +381,6 @@ if __name__ == "__main__":
     if given.note:
         noted = same_kinds(before, now)
         codes = codes_of(given.before.resolve()), codes_of(ROOT)
-        print(*note(*codes, noted, ROOT / "results"), sep="\n")
+        alike = launched_alike(given.before.resolve(), ROOT, ROOT / "results")
+        print(*note(*codes, noted, alike, ROOT / "results"), sep="\n")
     sys.exit(before != now)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 
 import same_code
 from same_code import Code
@@ -21,6 +22,7 @@ def test_only_records_with_the_code_of_before_are_noted(tmp_path):
         {6: Code("a", "-"), 7: Code("b", "-")},
         {6: Code("A", "-"), 7: Code("B", "-")},
         same,
+        set(),
         tmp_path,
     )
     assert changed == ["gpu/same.jsonl"]
@@ -53,7 +55,7 @@ def test_a_record_is_noted_where_its_own_kinds_came_out_the_same(tmp_path):
             "".join(json.dumps(x) + "\n" for x in lines)
         )
     same = {6: {("float16", 64, "forward"), ("float32", 64, "forward")}}
-    assert same_code.note({6: Code("a", "-")}, {6: Code("A", "-")}, same, tmp_path) == [
+    assert same_code.note({6: Code("a", "-")}, {6: Code("A", "-")}, same, set(), tmp_path) == [
         "some/cpu.jsonl",
         "some/half.jsonl",
         "some/narrow.jsonl",
@@ -70,9 +72,48 @@ def test_what_launches_stage_9_is_the_same_where_its_own_files_are(tmp_path):
     now = {10: Code("A", "ring"), 116: Code("B", "other"), 3: Code("C", "")}
     for kinds, want in (({("float16", 64, "forward")}, "Abc"), (set(), "abc")):
         path.write_text("".join(lines))
-        same_code.note(before, now, {9: kinds}, tmp_path)
+        same_code.note(before, now, {9: kinds}, set(), tmp_path)
         noted = json.loads(path.read_text().splitlines()[0])["rungs"]
         assert "".join(stage["code"] for stage in noted) == want
+
+
+SIZES = {"b": 1, "h": 16, "hk": 16, "nq": 16384, "nk": 16384, "d": 128}
+
+
+def a_cell(**other):
+    cell = {"kind": "cell", "stage": 9, "dtype": "float16", "direction": "bwd", "seqlens_k": None}
+    return cell | SIZES | {"causal": True} | other
+
+
+def test_a_record_is_noted_where_stage_9_launches_its_problems_alike(tmp_path):
+    (tmp_path / "gpu").mkdir()
+    path = tmp_path / "gpu" / "some.jsonl"
+    kinds = {9: {("float16", 128, which) for which in same_code.PLACES}}
+    before, now = {9: Code("a", ""), 10: Code("b", "")}, {9: Code("A", ""), 10: Code("B", "")}
+    on_two = a_cell(stage=10, world=2, nq=32768, nk=32768)
+    for alike, want in (([], "ab"), ([a_cell(nk=1)], "ab"), ([a_cell()], "AB")):
+        rungs = [{"stage": 9, "code": "a"}, {"stage": 10, "code": "b"}]
+        lines = {"rungs": rungs}, a_cell(), on_two
+        path.write_text("".join(json.dumps(x) + "\n" for x in lines))
+        same_code.note(before, now, kinds, {*map(same_code.problem_of, alike)}, tmp_path)
+        noted = json.loads(path.read_text().splitlines()[0])["rungs"]
+        assert "".join(stage["code"] for stage in noted) == want
+
+
+def test_problems_are_launched_alike_where_grids_and_numbers_are(tmp_path):
+    """Two checkouts: in the other one a section may have fewer heads, and so has it, causal."""
+    shutil.copytree(same_code.ROOT / "stages", tmp_path / "other" / "stages")
+    path = tmp_path / "other" / "stages" / "s09_gluon_hopper" / "launch.py"
+    path.write_text(path.read_text().replace("FEWEST_HEADS = 8", "FEWEST_HEADS = 1"))
+    cells = [a_cell(), a_cell(causal=False), a_cell(nk=1024), a_cell(direction="fwd", d=64)]
+    (tmp_path / "results" / "gpu").mkdir(parents=True)
+    lines = [*cells, a_cell(dtype="float32"), a_cell(stage=8), {"kind": "env"}]
+    text = "".join(json.dumps(x) + "\n" for x in lines)
+    (tmp_path / "results" / "gpu" / "some.jsonl").write_text(text)
+    found = same_code.launched_alike(same_code.ROOT, tmp_path / "other", tmp_path / "results")
+    assert found == {same_code.problem_of(cells[i]) for i in (1, 3)}
+    (tmp_path / "older").mkdir()
+    assert same_code.launched_in(tmp_path / "older", [same_code.problem_of(a_cell())]) == [None]
 
 
 def test_the_code_of_here_is_read_for_stages_and_what_ranks_are_compared_with():
