@@ -23,7 +23,6 @@ from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from stages.common.graph import Graph, graph_of
@@ -267,19 +266,18 @@ def launch_again(key: Hashable) -> bool:
 
     Addresses recur: a step of training often has its tensors where the step before it had them.
     After a few such steps the calls become a CUDA graph, which the host launches as fast as one
-    kernel.
+    kernel. Not for a stream that is being captured: no graph can be launched into it.
     """
     found = kept.get(key)
     if found is None or any(found.hooks) or profiled():
         return False
     active = triton.runtime.driver.active
     stream = active.get_current_stream(active.get_current_device())
-    into_graph = torch.cuda.is_current_stream_capturing()  # a user's; it can't hold another one
-    if found.graph is not None and not into_graph and found.graph.launch(stream):
+    if found.graph is not None and found.graph.launch(stream):
         return True
     do_all(found.calls, stream)
-    found.times += not into_graph
-    if found.times == GRAPH_FROM and not into_graph and graphs_may_be_made():
+    found.times += 1
+    if found.times == GRAPH_FROM and graphs_may_be_made():
         found.graph = graph_of(partial(do_all, found.calls))
     return True
 

@@ -88,13 +88,13 @@ def padded(like: Tensor) -> Tensor:
 counters: dict[tuple[int, int], Tensor] = {}
 
 
-def counter_of(device: torch.device) -> Tensor:
+def counter_of(device: torch.device, captured: bool) -> Tensor:
     """The tile counter (1,) int32, 0 between launches.
 
     One tensor for each stream, since their launches overlap; torch has a few dozen. A CUDA graph
-    gets one of its own for each launch in it, zeroed in the graph.
+    gets one of its own for each launch in it, zeroed in the graph, where that is `captured`.
     """
-    if torch.cuda.is_current_stream_capturing():
+    if captured:
         return torch.zeros(1, dtype=torch.int32, device=device)
     # as Triton asks for it; torch.cuda.current_stream would make an object of it first
     key = (device.index, driver.active.get_current_stream(device.index))
@@ -249,7 +249,8 @@ def forward(
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
     with launching(q):
-        launch((q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device)), sizes)
+        counter = counter_of(q.device, torch.cuda.is_current_stream_capturing())
+        launch((q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter), sizes)
     return o.contiguous()
 
 
@@ -374,12 +375,13 @@ def launch_backward(
         options["dtype"] = torch.float32
     dk, dv = torch.empty_like(k, **options), torch.empty_like(v, **options)
     dq = torch.empty_like(q, **options) if DQ else None
-    counter = counter_of(device)
+    captured = torch.cuda.is_current_stream_capturing()
+    counter = counter_of(device, captured)
     # a tensor of another dtype, or the negative of another one, may have the same address
     looks = [(x.dtype, x.stride(), x.is_neg()) for x in tensors]
     passed = [x for x in (*tensors, both, dk, dv, dq, seqlens_k, counter) if x is not None]
     key = launches, wide, *looks, *map(Tensor.data_ptr, passed)
-    if launch_again(key):
+    if not captured and launch_again(key):
         return dq, dk, dv
     BLOCK_M, BLOCK_D, D = backward_tile(q.shape[3])
     rows, sums = both.split(launches.parts)
@@ -408,7 +410,7 @@ def launch_backward(
         steps.append((launch, tensors_in, launches.sizes))
     if DQ:
         steps.append((launches.postprocess, (sums, rows, dq), launches.of_dq))
-    launch_and_keep(None if copied else key, steps)
+    launch_and_keep(None if copied or captured else key, steps)
     return dq, dk, dv
 
 

@@ -100,7 +100,8 @@ class Launched:
     def __init__(self, monkeypatch):
         counter, self.calls = torch.zeros(1, dtype=torch.int32), {}
         monkeypatch.setattr(hopper_launch, "multiprocessors", lambda device: 3)
-        monkeypatch.setattr(hopper_launch, "counter_of", lambda device: counter)
+        monkeypatch.setattr(hopper_launch, "counter_of", lambda *_: counter)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         uncached = hopper_launch.backward_launches.__wrapped__
         monkeypatch.setattr(hopper_launch, "backward_launches", uncached)
         for name in (
@@ -170,6 +171,23 @@ def test_heads_computed_together_fit_the_cache(causal, heads, section, launched,
     monkeypatch.setattr(hopper_launch, "L2_BYTES", heads * size)
     launched.backward((q, k[:, :4], v[:, :4], do), causal)
     assert launched.calls["backward_kernel"]["section"] == section
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_into_a_graph_of_the_user_s_each_kernel_is_launched_anew(captured, launched, monkeypatch):
+    """No other graph can be launched into it, and its memory is its own: nothing is kept of it."""
+    asked, kept = [], []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    monkeypatch.setattr(hopper_launch, "launch_again", asked.append)
+    launch_and_keep = hopper_launch.launch_and_keep
+    monkeypatch.setattr(
+        hopper_launch,
+        "launch_and_keep",
+        lambda *args: kept.append(args[0]) or launch_and_keep(*args),
+    )
+    launched.backward(normal((1, 2, 64, 64, 64), 0, torch.float16), False)
+    assert len(launched.calls) == 3
+    assert (asked, kept) == ([], [None]) if captured else asked == kept != [None]
 
 
 @pytest.mark.parametrize(("d", "kernels"), [(64, 3), (192, 4)])

@@ -61,12 +61,11 @@ def test_launches_that_may_overlap_have_tile_counters_of_their_own(capturing, mo
 
     monkeypatch.setattr(hopper_launch, "driver", SimpleNamespace(active=Active()))
     monkeypatch.setattr(hopper_launch, "counters", {})
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     device = torch.device("cpu")
-    first = hopper_launch.counter_of(device)
-    again = hopper_launch.counter_of(device)
+    first = hopper_launch.counter_of(device, capturing)
+    again = hopper_launch.counter_of(device, capturing)
     stream = 1
-    other = hopper_launch.counter_of(device)
+    other = hopper_launch.counter_of(device, capturing)
     assert (again is first) is not capturing
     assert first.data_ptr() != other.data_ptr()
     assert first.tolist() == other.tolist() == [0]
@@ -96,8 +95,9 @@ def launched_again(monkeypatch, tensors, options, moved=None):
             lambda x, dtype=None, **_: empty(*x.shape, dtype=dtype or x.dtype, device=None),
         )
         patch.setattr(
-            hopper_launch, "counter_of", lambda device: empty(1, dtype=torch.int32, device=None)
+            hopper_launch, "counter_of", lambda *_: empty(1, dtype=torch.int32, device=None)
         )
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         patch.setattr(hopper_launch, "multiprocessors", lambda device: 3)
         patch.setattr(hopper_launch, "launch_again", lambda key: keys.append(key) or True)
         hopper_launch.launch_backward(tuple(tensors), **options)

@@ -416,9 +416,9 @@ def two(kernel, monkeypatch):
 
 
 class User:
-    """Does `two` again and again; may capture a CUDA graph meanwhile, or have the driver refuse."""
+    """Does `two` again and again; the driver may refuse a CUDA graph of them."""
 
-    captures = refused = False
+    refused = False
 
     def __init__(self, kernel, launches):
         self.calls, self.steps, self.graphs = kernel.calls, steps_of(launches), []
@@ -448,7 +448,6 @@ class User:
 def user(kernel, two, monkeypatch):
     made = User(kernel, two)
     monkeypatch.setattr(path, "graph_of", made.graph_of)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.captures)
     return made
 
 
@@ -522,21 +521,6 @@ def test_a_thread_that_python_did_not_start_is_no_other(user):
         with done:
             pass
     assert user.done()[-2:] == ["graph"] * 2
-
-
-def test_in_a_graph_of_the_user_s_each_is_launched_and_none_counts(user):
-    user.captures = True
-    for _ in range(1 + path.GRAPH_FROM):
-        user.again()
-    user.captures = False
-    for _ in range(path.GRAPH_FROM):
-        user.again()
-    user.captures = True
-    user.again()
-    assert set(user.done()) == {"kept"}
-    user.captures = False
-    user.again()
-    assert user.done() == ["graph"]
 
 
 def test_where_the_driver_captures_nothing_it_is_tried_once(user):
