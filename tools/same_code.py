@@ -12,10 +12,12 @@ The exit code is 1 where something differs or is in one of the two only. With --
 under results/ that have the code of a stage before are given its code of now, where all of its
 kernels are the same for the dtypes of the record, float32 in each way of multiplying it apart, for
 the widths that stage 9 pads its d to, and for its passes: the pages don't call them edited since.
-What launches stage 9's kernels is noted, too, if all its files outside stages 4 to 9 are the same.
-Stage 9 in 16 bits must launch them with the same grids and numbers for each problem of the record.
-Else the host's side of stages 4 to 9 isn't compared, nor stage 9's gradients in float32: after an
-edit to those --note is no answer. Records of the host's own times are never noted.
+What launches stage 9's kernels is noted, too, if all its files outside stages 4 to 9 are the same,
+and stage 9's launch.py. Stage 9 itself in 16 bits must launch them with the same grids and numbers
+for each problem of the record; lines that are no `cell` don't say enough of theirs, but those of
+loops in code need none. Else the host's side of stages 4 to 9 isn't compared, nor stage 9's
+gradients in float32: after an edit to those --note is no answer. Records of the host's own times
+are never noted.
 """
 
 import argparse
@@ -194,7 +196,7 @@ def compiled_by(checkout: Path) -> dict[str, str]:
 class Code(NamedTuple):
     """The digests of all files behind a stage (harness/records/code.py).
 
-    And of those outside stages 4 to 9.
+    And of stage 9's launch.py and those outside stages 4 to 9.
     """
 
     whole: str
@@ -208,7 +210,10 @@ files = {c.number_of(x): x for x in c.built_in_files()}
 files |= {int(x.stem[1:].partition("_")[0]): x for x in c.rank_peer_files()}
 kernels = {f"s0{n}" for n in range(4, 10)}
 def rest(x):
-    others = sorted(y for y in c.behind(x) if c.part_of(y) not in kernels)
+    launch = "s09_gluon_hopper/launch.py"
+    others = sorted(
+        y for y in c.behind(x) if c.part_of(y) not in kernels or y.as_posix().endswith(launch)
+    )
     return " ".join(c.digest(y.read_bytes(), y.suffix == ".py") for y in others)
 print(json.dumps({n: (c.code_of(x), rest(x)) for n, x in files.items()}))
 """
@@ -247,12 +252,9 @@ print(json.dumps([said(*x) for x in json.load(sys.stdin)]))
 
 
 def problem_of(cell: dict[str, Any]) -> tuple[Any, ...]:
-    """What stage 9's launches depend on; of a ring's rank those of its own part of the keys."""
-    world = cell.get("world") or 1
-    return (
-        cell["b"], cell["h"], cell["hk"], cell["nq"] // world, cell["nk"] // world, cell["d"],
-        cell["causal"], cell["seqlens_k"] is not None, cell["direction"] != "fwd",
-    )  # fmt: skip
+    """What stage 9's launches depend on."""
+    sizes = map(cell.get, ("b", "h", "hk", "nq", "nk", "d", "causal"))
+    return *sizes, cell.get("seqlens_k") is not None, cell.get("direction") != "fwd"
 
 
 def launched_in(checkout: Path, problems: list[tuple[Any, ...]]) -> list[Any]:
@@ -271,16 +273,18 @@ def launched_alike(before: Path, now: Path, results: Path) -> set[tuple[Any, ...
     for path in sorted(results.glob("*/*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             cell = json.loads(line)
-            if of_launches(cell):
+            if of_launches(cell) and cell["kind"] == "cell":
                 found.add(problem_of(cell))
     problems = sorted(found)
     both = zip(problems, launched_in(before, problems), launched_in(now, problems), strict=True)
     return {problem for problem, then, here in both if then is not None and then == here}
 
 
-def of_launches(cell: dict[str, Any]) -> bool:
-    """Whether stage 9's kernels, or another's that launches them, computed a cell in 16 bits."""
-    return cell.get("kind") == "cell" and cell["stage"] >= 9 and cell["dtype"] != "float32"
+def of_launches(line: dict[str, Any]) -> bool:
+    """Whether a line tells how long launches of stage 9 in 16 bits take."""
+    return (line.get("stage"), line.get("dtype") == "float32") == (9, False) and (
+        line.get("kind") != "loop"  # which tells what its code is like
+    )
 
 
 Kind = tuple[str, int, str]  # a dtype as `jobs` names it, one of WIDTHS, and one of PLACES
@@ -352,7 +356,10 @@ def note(
             number = stage["stage"]
             own = [cell for cell in cells if cell.get("stage") == number]
             known = number in both & {*same} and stage.get("code") == before[number].whole
-            as_before = {problem_of(cell) for cell in own if of_launches(cell)} <= alike
+            as_before = all(
+                cell.get("kind") == "cell" and problem_of(cell) in alike
+                for cell in own if of_launches(cell)
+            )  # fmt: skip
             if known and as_before and kinds_of(own) <= same[number]:
                 stage["code"] = now[number].whole
         line = json.dumps(env, allow_nan=False) + "\n"

@@ -4,8 +4,11 @@ import itertools
 import json
 import shutil
 
+import pytest
 import same_code
 from same_code import Code
+
+from harness.records import code
 
 
 def test_only_records_with_the_code_of_before_are_noted(tmp_path):
@@ -85,19 +88,24 @@ def a_cell(**other):
     return cell | SIZES | {"causal": True} | other
 
 
-def test_a_record_is_noted_where_stage_9_launches_its_problems_alike(tmp_path):
+@pytest.mark.parametrize(("kind", "alike", "noted"), [
+    ("cell", [], False), ("cell", [{"nk": 1}], False), ("cell", [{}], True),
+    ("bench", [{}], False), ("loop", [], True),
+])  # fmt: skip
+def test_a_record_is_noted_where_stage_9_launches_its_problems_alike(tmp_path, kind, alike, noted):
     (tmp_path / "gpu").mkdir()
     path = tmp_path / "gpu" / "some.jsonl"
-    kinds = {9: {("float16", 128, which) for which in same_code.PLACES}}
-    before, now = {9: Code("a", ""), 10: Code("b", "")}, {9: Code("A", ""), 10: Code("B", "")}
-    on_two = a_cell(stage=10, world=2, nq=32768, nk=32768)
-    for alike, want in (([], "ab"), ([a_cell(nk=1)], "ab"), ([a_cell()], "AB")):
-        rungs = [{"stage": 9, "code": "a"}, {"stage": 10, "code": "b"}]
-        lines = {"rungs": rungs}, a_cell(), on_two
-        path.write_text("".join(json.dumps(x) + "\n" for x in lines))
-        same_code.note(before, now, kinds, {*map(same_code.problem_of, alike)}, tmp_path)
-        noted = json.loads(path.read_text().splitlines()[0])["rungs"]
-        assert "".join(stage["code"] for stage in noted) == want
+    lines = {"rungs": [{"stage": 9, "code": "a"}]}, a_cell(kind=kind)
+    path.write_text("".join(json.dumps(x) + "\n" for x in lines))
+    same_code.note(
+        {9: Code("a", "")},
+        {9: Code("A", "")},
+        {9: {("float16", 128, which) for which in same_code.PLACES}},
+        {same_code.problem_of(a_cell(**other)) for other in alike},
+        tmp_path,
+    )
+    [stage] = json.loads(path.read_text().splitlines()[0])["rungs"]
+    assert (stage["code"] == "A") is noted
 
 
 def test_problems_are_launched_alike_where_grids_and_numbers_are(tmp_path):
@@ -120,6 +128,8 @@ def test_the_code_of_here_is_read_for_stages_and_what_ranks_are_compared_with():
     found = same_code.codes_of(same_code.ROOT)
     assert {*range(11), 116} <= {*found}
     assert found[9].rest != found[9].whole
+    launch = same_code.ROOT / "stages" / "s09_gluon_hopper" / "launch.py"
+    assert code.digest(launch.read_bytes(), True) in found[10].rest.split()
     assert found[10].rest
 
 
