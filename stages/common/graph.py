@@ -27,8 +27,9 @@ def driver() -> Any:
 
 
 def call(name: str, *args: Any) -> None:
-    """Call a function of the driver."""
-    if error := getattr(driver(), name)(*args):
+    """Call a function of the driver; CUDAError where it fails, or an old driver hasn't got it."""
+    function = getattr(driver(), name, None)
+    if error := function(*args) if function is not None else "no such function":
         raise CUDAError(f"{name} returned {error}")
 
 
@@ -64,16 +65,21 @@ class Graph:
                 call("cuStreamBeginCapture_v2", stream, RELAXED)
                 try:
                     launches(stream.value or 0)
-                finally:
-                    call("cuStreamEndCapture", stream, ctypes.byref(graph))
+                except BaseException:
+                    with suppress(CUDAError):  # as it has failed, so does the capture
+                        call("cuStreamEndCapture", stream, ctypes.byref(graph))
+                    raise
+                call("cuStreamEndCapture", stream, ctypes.byref(graph))
                 # no flags: as urgent as the stream that it is launched on
                 flags = ctypes.c_ulonglong(0)
                 call("cuGraphInstantiateWithFlags", ctypes.byref(self.handle), graph, flags)
+                weakref.finalize(self, destroy, self.handle).atexit = False
             finally:
                 if graph:
-                    call("cuGraphDestroy", graph)
-                call("cuStreamDestroy_v2", stream)
-        weakref.finalize(self, destroy, self.handle).atexit = False
+                    with suppress(CUDAError):
+                        call("cuGraphDestroy", graph)
+                with suppress(CUDAError):
+                    call("cuStreamDestroy_v2", stream)
 
     def launch(self, stream: int) -> bool:
         """Start all on a stream; False where the driver refuses."""

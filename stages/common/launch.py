@@ -227,18 +227,15 @@ def fast_launch(
 
 
 Step = tuple[Launch, Sequence[Any], Sequence[Any]]  # its tensors and its numbers
-GRAPH_FROM = 3  # times that calls are done again, each by itself, before they become a graph
+GRAPH_FROM = 4  # times that calls are done again, each by itself, before they become a graph
 MOST_GRAPHS = 256  # of some 100 KB each
 
 
 @dataclass
 class Kept:
-    """Calls with all their arguments, and their CUDA graph, once they have been done often.
+    """Calls of kernels with all their arguments, and their CUDA graph, once done often."""
 
-    hooks  of each kernel, of which there are mostly none
-    """
-
-    hooks: list[Any]
+    kernels: list[Any]
     calls: list[Call]
     times: int = 0
     graph: Graph | None = None
@@ -256,9 +253,9 @@ def launch_and_keep(key: Hashable, steps: Sequence[Step]) -> None:
     done = [launch(tensors, numbers) for launch, tensors, numbers in steps]
     calls = [call for call in done if call is not None]
     if key is not None and len(calls) == len(steps):
-        if len(kept) == MOST_KEPT:
+        if len(kept) >= MOST_KEPT:
             kept.clear()
-        kept[key] = Kept([launch.kernel.pre_run_hooks for launch, *_ in steps], calls)
+        kept[key] = Kept([launch.kernel for launch, *_ in steps], calls)
 
 
 def launch_again(key: Hashable) -> bool:
@@ -266,10 +263,11 @@ def launch_again(key: Hashable) -> bool:
 
     Addresses recur: a step of training often has its tensors where the step before it had them.
     After a few such steps the calls become a CUDA graph, which the host launches as fast as one
-    kernel. Not for a stream that is being captured: no graph can be launched into it.
+    kernel, if no other thread of Python's runs. Not for a stream that is being captured: no graph
+    can be launched into it.
     """
     found = kept.get(key)
-    if found is None or any(found.hooks) or profiled():
+    if found is None or any(x.pre_run_hooks for x in found.kernels) or profiled():
         return False
     active = triton.runtime.driver.active
     stream = active.get_current_stream(active.get_current_device())
@@ -277,16 +275,17 @@ def launch_again(key: Hashable) -> bool:
         return True
     do_all(found.calls, stream)
     found.times += 1
-    if found.times == GRAPH_FROM and graphs_may_be_made():
+    # asked again ever more rarely: other threads end, a driver that refuses may do so always
+    if found.times >= GRAPH_FROM and found.times.bit_count() == 1 and graphs_may_be_made():
         found.graph = graph_of(partial(do_all, found.calls))
     return True
 
 
 def graphs_may_be_made() -> bool:
-    """Whether there are not too many, and no thread runs that may wait for all the device does.
+    """Whether there are not too many, and no thread is known that may wait for the whole device.
 
-    While anything is captured, such a wait fails. Threads that Python didn't start are autograd's,
-    which main waits for.
+    While anything is captured, such a wait fails, so other threads that Python started forbid it.
+    Those that it didn't start are mostly autograd's, which the main thread waits for.
     """
     main, not_started = threading.main_thread(), threading._DummyThread
     others = [x for x in threading.enumerate() if x is not main and not isinstance(x, not_started)]

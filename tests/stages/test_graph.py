@@ -20,6 +20,9 @@ class Driver:
         self.alive = set()
 
     def __getattr__(self, name):
+        if f"no {name}" in self.failing:
+            raise AttributeError(name)
+
         def function(*args):
             self.called.append(name)
             if name in self.failing:
@@ -88,9 +91,9 @@ def test_what_is_launched_on_a_stream_of_its_own_becomes_a_graph(driver):
 
     made = path.graph_of(launches)
     assert len(streams) == 1 and driver.alive == {driver.handle}
-    assert made.launch(77) and driver.launched == [(driver.handle, 77)]
+    assert made.launch(77 << 40) and driver.launched == [(driver.handle, 77 << 40)]
     driver.failing.add("cuGraphLaunch")
-    assert not made.launch(77)
+    assert not made.launch(77 << 40)
     assert driver.mode == THREAD_LOCAL
     del made
     gc.collect()
@@ -106,6 +109,7 @@ def test_what_is_launched_on_a_stream_of_its_own_becomes_a_graph(driver):
         "cuStreamEndCapture",
         "cuGraphInstantiateWithFlags",
         "a launch",
+        "no cuGraphInstantiateWithFlags",
     ],
 )
 def test_where_the_driver_refuses_there_is_no_graph_and_nothing_is_left(driver, name):
@@ -116,6 +120,27 @@ def test_where_the_driver_refuses_there_is_no_graph_and_nothing_is_left(driver, 
             raise RuntimeError("Triton Error [CUDA]: out of memory")
 
     assert path.graph_of(launches) is None
+    assert not driver.alive and driver.mode == THREAD_LOCAL
+
+
+@pytest.mark.parametrize("name", ["cuGraphDestroy", "cuStreamDestroy_v2"])
+def test_a_graph_outlives_what_could_not_be_freed(driver, name):
+    driver.failing.add(name)
+    made = path.graph_of(int)
+    assert made.launch(7) and len(driver.alive) == 2  # one is what is still there
+    del made
+    gc.collect()
+    assert driver.handle not in driver.alive and driver.mode == THREAD_LOCAL
+
+
+def test_who_interrupts_a_capture_is_heard(driver):
+    driver.failing.add("cuStreamEndCapture")
+
+    def launches(stream):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        path.graph_of(launches)
     assert not driver.alive and driver.mode == THREAD_LOCAL
 
 

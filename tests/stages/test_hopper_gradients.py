@@ -176,7 +176,11 @@ def test_heads_computed_together_fit_the_cache(causal, heads, section, launched,
 @pytest.mark.parametrize("captured", [False, True])
 def test_into_a_graph_of_the_user_s_each_kernel_is_launched_anew(captured, launched, monkeypatch):
     """No other graph can be launched into it, and its memory is its own: nothing is kept of it."""
-    asked, kept = [], []
+    asked, kept, told = [], [], []
+    counter_of = hopper_launch.counter_of
+    monkeypatch.setattr(
+        hopper_launch, "counter_of", lambda *args: told.append(args[1]) or counter_of(*args)
+    )
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
     monkeypatch.setattr(hopper_launch, "launch_again", asked.append)
     launch_and_keep = hopper_launch.launch_and_keep
@@ -186,7 +190,7 @@ def test_into_a_graph_of_the_user_s_each_kernel_is_launched_anew(captured, launc
         lambda *args: kept.append(args[0]) or launch_and_keep(*args),
     )
     launched.backward(normal((1, 2, 64, 64, 64), 0, torch.float16), False)
-    assert len(launched.calls) == 3
+    assert len(launched.calls) == 3 and told == [captured]
     assert (asked, kept) == ([], [None]) if captured else asked == kept != [None]
 
 

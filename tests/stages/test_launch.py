@@ -418,7 +418,7 @@ def two(kernel, monkeypatch):
 class User:
     """Does `two` again and again; the driver may refuse a CUDA graph of them."""
 
-    refused = False
+    refused, tries = False, 0
 
     def __init__(self, kernel, launches):
         self.calls, self.steps, self.graphs = kernel.calls, steps_of(launches), []
@@ -429,6 +429,7 @@ class User:
             self.calls.clear()
 
     def graph_of(self, launches):
+        self.tries += 1
         if self.refused:
             return None
         self.graphs.append(launches)
@@ -473,6 +474,9 @@ def test_what_hooks_are_to_see_is_not_done_again(kernel, two, user, hooked):
         hooks.clear()
         assert all(path.launch_again("key") for _ in range(times))
     assert user.done()[-1] == "graph"
+    if hooked == "kernel":
+        kernel.pre_run_hooks = [print]
+        assert not path.launch_again("key")
 
 
 def test_nothing_is_kept_without_a_key_or_of_what_triton_launched(kernel, two):
@@ -523,13 +527,24 @@ def test_a_thread_that_python_did_not_start_is_no_other(user):
     assert user.done()[-2:] == ["graph"] * 2
 
 
-def test_where_the_driver_captures_nothing_it_is_tried_once(user):
+def test_where_no_graph_can_be_made_it_is_tried_again_ever_more_rarely(user):
     user.refused = True
-    for _ in range(1 + path.GRAPH_FROM + 1):
+    for _ in range(1 + 8 * path.GRAPH_FROM):
         user.again()
+    assert set(user.done()) == {"kept"} and user.tries == 4
     user.refused = False
+    for _ in range(8 * path.GRAPH_FROM + 1):
+        user.again()
+    assert user.done()[-1] == "graph" and user.tries == 5
+
+
+def test_what_a_graph_can_not_be_launched_for_is_done_by_itself(user):
+    for _ in range(1 + path.GRAPH_FROM):
+        user.again()
+    user.done()
+    user.refused = True
     user.again()
-    assert set(user.done()) == {"kept"}
+    assert user.done() == ["graph", "kept", "kept"]
 
 
 def test_only_so_much_is_kept_and_as_many_graphs(two, user, monkeypatch):
