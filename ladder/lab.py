@@ -121,11 +121,12 @@ def check_command(
     print(f"\nstage {found.stage}: {found.verdict}{of}")
     if found.verdict == "passed":
         if file.is_file():  # stage 2's is a folder, which `ladder run` does not take
-            run = as_typed("run", "--stages", "3", "--stage", str(file))
+            sizes = "--n", "64,65", "--d", "16"
+            run = as_typed("run", "--stages", "3", "--stage", str(file), *sizes)
             print(f"beside stage 3, with times: {run}")
         return 0
     first = next((mark.check.name for mark in found.marks if not mark.passed), None)
-    if first:
+    if first and found.case:
         print(f"\nthe first to fail, {first}:")
     for line in found.case:
         print(wrapped(f"  {line}", "    "))

@@ -245,7 +245,7 @@ BODIES = {  # of stage 5 in torch -> what its diagnosis begins with
     "S or P is made whole",
     JOINED: "S or P is made whole",
     "    return torch.nn.functional.scaled_dot_product_attention(q, k.mT, v, scale=1)\n":
-    "not allowed: torch's scaled_dot_product_attention",
+    "not allowed: line 7: torch's scaled_dot_product_attention",
 }  # fmt: skip
 
 

@@ -119,14 +119,20 @@ class Guard:
 
     def refuse(self, reason: str) -> None:
         """End it with an error in its own line."""
+        self.refused(self.in_its_line(reason))
+
+    def in_its_line(self, reason: str) -> str:
+        """`reason`, and which line of it runs, if one does."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != self.path:
             frame = frame.f_back
-        self.refused(f"line {frame.f_lineno}: {reason}" if frame else reason)
+        return f"line {frame.f_lineno}: {reason}" if frame else reason
 
     def gains(self, reason: str) -> None:
         """End it where another's work would be its answer; loaded, it is asked for none yet."""
-        (self.refuse if self.loading else self.end)(reason)
+        if self.loading:
+            self.refuse(reason)
+        self.end(reason if self.made else self.in_its_line(reason))
 
     def mine(self, frame: FrameType | None, passes: Callable[[str], bool]) -> bool:
         """Whether the submission's code called `frame`, directly or through files that `passes`."""

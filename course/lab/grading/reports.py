@@ -28,7 +28,8 @@ def report(row: Row, result: Result, points: Mapping[str, float]) -> str:
         lines += ["", f"## What to look at first{where}", "", row.diagnosis or "see below", ""]
         lines += [f"    {clean(line)}" for line in result.case]
         if row.verdict == "cheated":
-            lines += ["", "Points are given when the answers come from your own code alone."]
+            alone = "Points are given when the answers come from your own code alone"
+            lines += ["", f"{alone}: take out lines that are left from a test, too."]
         else:
             twin = " --cpu" if "--cpu" in row.options else ""
             hint = f"`ladder lab hint {row.stage}{twin} --level 1` asks a question for each gap"
