@@ -282,9 +282,8 @@ def launched_alike(before: Path, now: Path, results: Path) -> set[tuple[Any, ...
 
 def of_launches(line: dict[str, Any]) -> bool:
     """Whether a line tells how long launches of stage 9 in 16 bits take."""
-    return (line.get("stage"), line.get("dtype") == "float32") == (9, False) and (
-        line.get("kind") != "loop"  # which tells what its code is like
-    )
+    in_16_bits = line.get("stage") == 9 and line.get("dtype") != "float32"
+    return in_16_bits and line.get("kind") != "loop"  # which tells what its code is like
 
 
 Kind = tuple[str, int, str]  # a dtype as `jobs` names it, one of WIDTHS, and one of PLACES

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,7 +16,7 @@ from stage_files import Table
 
 from course.edits import replace_once
 from course.lab import checks, gaps, labs
-from course.lab.grading import calls, grade, reports, speed
+from course.lab.grading import calls, grade, guard, reports, speed
 from harness.records.code import read_declared
 
 PATIENT = calls.Limits(seconds=PATIENCE)  # where no verdict hangs on time
@@ -264,6 +265,18 @@ def test_in_torch_a_whole_s_is_refused_however_it_is_made(body, tmp_path, monkey
     row, result = grade.grade(path, 5, None, True, PATIENT)
     assert (row.verdict == "passed") == (not BODIES[body]), result
     assert row.diagnosis.startswith(BODIES[body])
+
+
+def test_who_replaces_what_finds_its_line_is_ended_all_the_same(monkeypatch):
+    ended = []
+    watch = guard.Guard.__new__(guard.Guard)
+    watch.loading, watch.made, watch.path, watch.end = False, False, __file__, ended.append
+    with pytest.raises(TypeError), monkeypatch.context() as patch:
+        patch.setattr(sys, "_getframe", None)
+        watch.gains("it does")
+    assert ended == ["it does"]
+    watch.gains("it does")
+    assert ended[1].startswith("line ")
 
 
 def test_float64_is_no_max(tmp_path, monkeypatch):

@@ -132,7 +132,10 @@ class Guard:
         """End it where another's work would be its answer; loaded, it is asked for none yet."""
         if self.loading:
             self.refuse(reason)
-        self.end(reason if self.made else self.in_its_line(reason))
+        try:
+            reason = reason if self.made else self.in_its_line(reason)
+        finally:  # a submission may have replaced what finds its line
+            self.end(reason)
 
     def mine(self, frame: FrameType | None, passes: Callable[[str], bool]) -> bool:
         """Whether the submission's code called `frame`, directly or through files that `passes`."""
