@@ -172,6 +172,15 @@ def plan(d: int, causal: bool, Nk: int) -> Config:
     return THREE_CTAS if causal and Nk <= 1024 else THREE_CONSUMERS
 
 
+def heads_at_once(group: int, size: int) -> int:
+    """Return how many key heads are computed at the same time under a causal mask.
+
+    group  query heads to a key head
+    size   bytes of the inputs that all work tiles of a key head read
+    """
+    return max(FEWEST_HEADS // group, L2_BYTES // size)
+
+
 def section_of(heads: int, most: int) -> int:
     """Return how many of `heads` a section has, at most `most`, but one at least.
 
@@ -200,12 +209,12 @@ def forward_launch(
         return None
     # the blocks of a head are neighbours, and read the same K and V; under a causal mask the same
     # block of the heads whose K and V fit the L2, so that the longest blocks come first
-    most = max(FEWEST_HEADS * Hk // H, L2_BYTES // (4 * Nk * d))
-    section = H // Hk * (section_of(B * Hk, most) if causal else 1)
+    group = H // Hk
+    section = group * (section_of(B * Hk, heads_at_once(group, 4 * Nk * d)) if causal else 1)
     masked_tiles = int(causal or has_seqlens or Nk % BLOCK_N != 0)
     if causal and (Nk - Nq) % 64:  # the diagonal of 64 rows may cross the border of two KV tiles
         masked_tiles = 2
-    sizes = (H, H // Hk, Nq, Nk, blocks, B * H, section, tiles, d**-0.5 * LOG2_E)
+    sizes = (H, group, Nq, Nk, blocks, B * H, section, tiles, d**-0.5 * LOG2_E)
     grid = min(config.ctas * multiprocessors(device), tiles)
     constants = config._asdict()
     constants.pop("ctas")
@@ -321,8 +330,8 @@ def backward_launches(
     # Under a causal mask key heads whose queries, dO and sums of dQ fit the L2 cache together, so
     # that the longest work tiles come first. Else most are alike, and sums that are added to by all
     # CTAs soon after each other stay in the cache. Measured: one head at a time is slower than two.
-    most = max(FEWEST_HEADS * Hk // H, L2_BYTES // (8 * H // Hk * Nq * d)) if causal else 2
-    section = section_of(B * Hk, most)
+    group = H // Hk
+    section = section_of(B * Hk, heads_at_once(group, 8 * group * Nq * d) if causal else 2)
     tiles = B * Hk * -(-Nk // BACKWARD_BLOCK_N)
     grid = (min(multiprocessors(device), tiles),)
     constants: dict[str, Any] = {
