@@ -44,10 +44,18 @@ class Relaxed:
         call("cuThreadExchangeStreamCaptureMode", ctypes.byref(self.mode))
 
 
-def graph_of(launches: Callable[[int], None]) -> "Graph | None":
-    """Capture what `launches` starts on the stream that it is given; None where CUDA refuses."""
+def graph_of(launches: Callable[[int], None], stream: int) -> "Graph | None":
+    """Capture what `launches` starts on the stream that it is given, for launches on `stream`.
+
+    None where CUDA refuses, and where `stream` is a green context's: a graph from elsewhere would
+    run on all multiprocessors, not on the context's own.
+    """
     with suppress(CUDAError, OSError, RuntimeError):
-        return Graph(launches)
+        context, green = ctypes.c_void_p(), ctypes.c_void_p()
+        asked = ctypes.c_void_p(stream)
+        call("cuStreamGetCtx_v2", asked, ctypes.byref(context), ctypes.byref(green))
+        if not green:
+            return Graph(launches)
     return None
 
 

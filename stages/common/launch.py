@@ -277,7 +277,7 @@ def launch_again(key: Hashable) -> bool:
     found.times += 1
     # asked again ever more rarely: other threads end, a driver that refuses may do so always
     if found.times >= GRAPH_FROM and found.times.bit_count() == 1 and graphs_may_be_made():
-        found.graph = graph_of(partial(do_all, found.calls))
+        found.graph = graph_of(partial(do_all, found.calls), stream)
     return True
 
 

@@ -8,6 +8,7 @@ import pytest
 from stages.common import graph as path
 
 THREAD_LOCAL = 1  # how this thread captures, before
+STREAM, GREEN = 77 << 40, 78 << 40  # a user's, and one of a green context
 
 
 class Driver:
@@ -37,6 +38,10 @@ class Driver:
         place._obj.value = self.made
         self.alive.add(self.made)
         return self.made
+
+    def do_cuStreamGetCtx_v2(self, stream, context, green):
+        context._obj.value = 1
+        green._obj.value = 2 if stream.value == GREEN else None
 
     def do_cuThreadExchangeStreamCaptureMode(self, mode):
         self.mode, mode._obj.value = mode._obj.value, self.mode
@@ -87,20 +92,26 @@ def test_what_is_launched_on_a_stream_of_its_own_becomes_a_graph(driver):
         assert driver.capturing == stream
         streams.append(stream)
 
-    made = path.graph_of(launches)
+    made = path.graph_of(launches, STREAM)
     assert len(streams) == 1 and driver.alive == {driver.handle}
-    assert made.launch(77 << 40) and driver.launched == [(driver.handle, 77 << 40)]
+    assert made.launch(STREAM) and driver.launched == [(driver.handle, STREAM)]
     driver.failing.add("cuGraphLaunch")
-    assert not made.launch(77 << 40)
+    assert not made.launch(STREAM)
     assert driver.mode == THREAD_LOCAL
     del made
     gc.collect()
     assert not driver.alive and driver.mode == THREAD_LOCAL
 
 
+def test_a_stream_of_a_green_context_gets_no_graph_as_that_would_leave_its_multiprocessors(driver):
+    assert path.graph_of(lambda stream: pytest.fail("it was captured"), GREEN) is None
+    assert not driver.alive
+
+
 @pytest.mark.parametrize(
     "name",
     [
+        "cuStreamGetCtx_v2",
         "cuThreadExchangeStreamCaptureMode",
         "cuStreamCreate",
         "cuStreamBeginCapture_v2",
@@ -108,6 +119,7 @@ def test_what_is_launched_on_a_stream_of_its_own_becomes_a_graph(driver):
         "cuGraphInstantiateWithFlags",
         "a launch",
         "no cuGraphInstantiateWithFlags",
+        "no cuStreamGetCtx_v2",
     ],
 )
 def test_where_the_driver_refuses_there_is_no_graph_and_nothing_is_left(driver, name):
@@ -117,14 +129,14 @@ def test_where_the_driver_refuses_there_is_no_graph_and_nothing_is_left(driver, 
         if name == "a launch":
             raise RuntimeError("Triton Error [CUDA]: out of memory")
 
-    assert path.graph_of(launches) is None
+    assert path.graph_of(launches, STREAM) is None
     assert not driver.alive and driver.mode == THREAD_LOCAL
 
 
 @pytest.mark.parametrize("name", ["cuGraphDestroy", "cuStreamDestroy_v2"])
 def test_a_graph_outlives_what_could_not_be_freed(driver, name):
     driver.failing.add(name)
-    made = path.graph_of(int)
+    made = path.graph_of(int, STREAM)
     assert made.launch(7) and len(driver.alive) == 2  # one is what is still there
     del made
     gc.collect()
@@ -138,7 +150,7 @@ def test_who_interrupts_a_capture_is_heard(driver):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        path.graph_of(launches)
+        path.graph_of(launches, STREAM)
     assert not driver.alive and driver.mode == THREAD_LOCAL
 
 
@@ -148,4 +160,4 @@ def test_without_a_driver_there_is_no_graph(monkeypatch):
 
     monkeypatch.setattr(ctypes, "CDLL", load)
     path.driver.cache_clear()
-    assert path.graph_of(print) is None
+    assert path.graph_of(print, STREAM) is None

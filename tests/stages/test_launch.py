@@ -422,13 +422,15 @@ class User:
 
     def __init__(self, kernel, launches):
         self.calls, self.steps, self.graphs = kernel.calls, steps_of(launches), []
+        self.here = kernel.here
 
     def again(self, key="key"):
         if not path.launch_again(key):
             path.launch_and_keep(key, self.steps)
             self.calls.clear()
 
-    def graph_of(self, launches):
+    def graph_of(self, launches, stream):
+        assert stream == (0, self.here.stream)
         self.tries += 1
         if self.refused:
             return None
