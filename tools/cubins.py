@@ -193,6 +193,7 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
         BLOCK_D, rows = d // config["PARTS"], config.pop("BLOCK_M")
         blocks = dict.fromkeys(("q", "do"), ((1, 1, rows, BLOCK_D), 128))
         blocks |= dict.fromkeys("kv", ((1, 1, 128, BLOCK_D), 128)) | {"rows": ((1, 1, 2, rows), 0)}
+        blocks |= {"sums": ((16, 256), 0)}
         return module.two_pass_kernel, config, blocks
     if name != "BACKWARD":
         chosen = module.plan(d, False, 4096) if name == "plan" else getattr(module, name)

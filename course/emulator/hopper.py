@@ -552,7 +552,7 @@ gl = SimpleNamespace(
     cdiv=lambda x, y: number(x).add(y - 1).div(y, rounding_mode="trunc"),  # towards 0, as on a GPU
     sum=lambda x, axis: torch.sum(x, axis, dtype=x.dtype), max=torch.amax, min=torch.amin,
     exp2=torch.exp2, log2=torch.log2, abs=torch.abs, reshape=torch.reshape, permute=torch.permute,
-    broadcast=torch.broadcast_tensors,
+    split=lambda x: torch.unbind(x, -1), broadcast=torch.broadcast_tensors,
 )  # fmt: skip
 
 
@@ -628,7 +628,7 @@ def stand_ins():
     vars(fake).update(
         gl=gl, aggregate=aggregate,
         gluon=SimpleNamespace(jit=jit, constexpr_function=lambda function: function),
-        reinterpret=lambda tile, dtype, shape, layout: tile.reshape(shape),
+        reinterpret=lambda tile, dtype, shape, layout: Tile(tile.data.view(dtype).view(shape)),
         driver=SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: 0)),
     )  # fmt: skip
     return fake, fake_triton

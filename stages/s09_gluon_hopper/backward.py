@@ -154,18 +154,24 @@ def in_register_order(dq):
 
 
 @gluon.jit
+def put_dq(dq, place):
+    """Store dq (64, n), n up to 64, in shared memory (16, 256), for the copy engine to add it."""
+    held = in_register_order(dq)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    reinterpret(place, gl.float32, [4096], plain).slice(0, held.shape[0], 0).store(held)
+
+
+@gluon.jit
 def reduce_add_dq(dq, place, sums_desc, row):
     """Have the copy engine add a consumer's half of a tile of dQ to the sums from `row` on.
 
     A row has 256 of them. place (16, 256): shared memory of this consumer
     """
-    held = in_register_order(dq)
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    reinterpret(place, gl.float32, [4096], plain).slice(0, held.shape[0], 0).store(held)
+    put_dq(dq, place)
     fence_async_shared()
     barrier()  # among this consumer's four warps
     rows: gl.constexpr = sums_desc.block_shape[0]
-    for x in gl.static_range(held.shape[0] // (256 * rows)):
+    for x in gl.static_range(64 * dq.shape[1] // (256 * rows)):
         reduce_add(sums_desc, [row + x * rows, 0], place.slice(x * rows, rows, 0))
 
 

@@ -34,18 +34,23 @@ dK 128, S 32, dP 32, lse and -delta 32, and when S and dP are used up dQ 64. At 
 
     d            K   V   dS  tiles of Q and of dO
     192  dV      48          2 x 48, 48
-         dK, dQ  48  48  32  2 x 24, 24
+         dK, dQ  48  48  48  2 x 24, 24
     256  dV      64          2 x 32, 2 x 32
          dK, dQ  64  64  16  1.5 x 32, 32    a part is loaded as soon as a slot is free
 
-16 KB are used to exchange rows of dK and dV before they are stored; at d = 256 the pass for dK
-has too little left. Nowhere is enough left for sums of dQ to wait there for the copy engine, which
-takes 16 KB or more for each consumer: threads add them to global memory from registers, 16 bytes
-each (after FlashAttention-3, which does so at d = 256). The pass for dV writes the zeros that they
-start from: memory has less to do there than in the kernel before it.
-At d = 192 dS has two places, as at 128. At 256 it has one, and no consumer writes to it before the
-other has read it for dQ: for S it needs the second part of the next Q, which takes the place of the
-first part of this one, and both consumers release that when their dQ is done.
+Up to 16 KB are used to exchange rows of dK and dV before they are stored, in the pass for dK at d =
+192 only 8, half a part at a time; at d = 256 that pass has too little left.
+
+Sums of dQ that wait for the copy engine take 16 KB for a part of 64 columns. At d = 192 dS has
+three places, where two parts can wait when dS has been read: consumer 0's, which has two of three,
+and no time to add them itself. What is left of dQ, and all of it at d = 256, threads add to global
+memory from registers, 16 bytes each (after FlashAttention-3, which does so at d = 256). Measured:
+the copy engine for consumer 1's part, too, leaves dS one place, and is slower. The pass for dV
+writes the zeros that sums start from: memory has less to do there than in the kernel before it.
+
+At d = 256 dS has one place, and no consumer writes to it before the other has read it for dQ: for S
+it needs the second part of the next Q, which takes the place of the first part of this one, and
+both consumers release that when their dQ is done.
 """
 
 from stages.common.gluon import (
@@ -56,6 +61,9 @@ from stages.common.gluon import (
     gl,
     gluon,
     mbarrier,
+    reduce_add,
+    reinterpret,
+    store_wait,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -69,12 +77,16 @@ from .backward import (
     in_register_order,
     load_row,
     producer,
+    put_dq,
     seen_by,
     store_gradient,
 )
 from .forward import load_parts, matrix_layout, unknown_zero, zeros
 from .pipeline import Pipeline, make_pipeline, named_barrier
 from .schedule import Problem, make_scheduler
+
+# the number of a named barrier: consumer 1's dQ has read dS
+DQ_DONE = gl.constexpr(14)
 
 
 @aggregate
@@ -182,8 +194,27 @@ def finish_part(x, i: gl.constexpr, queries, pipe, count):
 
 
 @gluon.jit
+def reduce_add_parts(dq, ds_smem, sums_desc, tile, q_count):
+    """Have the copy engine add consumer 0's parts of a tile of dQ, first and third, to the sums.
+
+    dS has three places. One waits in that of the tile before, whose sums the copy engine has read;
+    the other in this tile's, as soon as both consumers' dQ has read dS.
+    """
+    places = reinterpret(ds_smem, gl.float32, [3, 16, 256], sums_desc.layout)
+    before, own = places.index((q_count + 2) % 3), places.index(q_count % 3)
+    put_dq(dq[0], before)
+    named_barrier("bar.sync", DQ_DONE, 256)
+    put_dq(dq[1], own)
+    fence_async_shared()
+    barrier()  # among this consumer's four warps
+    row = tile * 48  # a part has 16 rows of sums
+    reduce_add(sums_desc, [row, 0], before)
+    reduce_add(sums_desc, [row + 32, 0], own)
+
+
+@gluon.jit
 def add_dq(dq, sums_ptr, tile, part: gl.constexpr, PARTS: gl.constexpr):
-    """Add one of PARTS parts of a tile of dQ to the sums in global memory."""
+    """Add one of PARTS parts of a tile of dQ to the sums in global memory, from registers."""
     held = in_register_order(dq)
     places = gl.arange(0, held.shape[0], layout=held.type.layout)
     start = tile.to(gl.int64) * (PARTS * held.shape[0]) + part * held.shape[0]
@@ -228,7 +259,7 @@ def keys_mainloop(
     MASKED: gl.constexpr,
 ):  # fmt: skip
     """Add to dK as `values_mainloop` adds to dV, and parts c, c + 2, ... of dQ to its sums."""
-    _, sums_ptr, queries, k_parts, v_parts, ds_smem, scheduler, sizes = common
+    _, sums, queries, k_parts, v_parts, ds_smem, scheduler, sizes = common
     _, _, qk_scale, _ = sizes
     problem = scheduler.problem
     PARTS: gl.constexpr = queries.PARTS
@@ -236,6 +267,7 @@ def keys_mainloop(
     S: gl.constexpr = matrix_layout(BLOCK_M)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, dk[0].type.layout, 2)
     DQ_PARTS: gl.constexpr = (PARTS - c + 1) // 2
+    COPIED: gl.constexpr = problem.DQ and PARTS == 3
     keys = start_n + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
     for i in range(first, end):
         zero = unknown_zero(q_count)
@@ -260,6 +292,8 @@ def keys_mainloop(
         before = [warpgroup_mma(ds_left, q[x], dk[x], is_async=True) for x in (0, 1)[: PARTS - 1]]
         if problem.DQ:
             fence_async_shared()
+            if COPIED and c == 0:
+                store_wait(0)  # as in backward.py
             named_barrier("bar.sync", DS_STORED, 256)
             dq_zero = zeros(queries.q.tiles.shape[4])
             dq = [
@@ -273,8 +307,12 @@ def keys_mainloop(
             for x in gl.static_range(PARTS - 1):
                 queries.release(queries.q, x, q_count)  # after dQ: dS may have one place
             tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
-            for x in gl.static_range(DQ_PARTS):
-                add_dq(done[x], sums_ptr, tile, c + 2 * x, PARTS)
+            if COPIED and c == 0:
+                reduce_add_parts(done[:2], ds_smem, sums[1], tile, q_count)
+            else:
+                if COPIED:
+                    named_barrier("bar.arrive", DQ_DONE, 256)
+                add_dq(done[0], sums[0], tile, c, PARTS)
         else:
             before = [
                 finish_part(before[x], x, queries, queries.q, q_count) for x in (0, 1)[: PARTS - 1]
@@ -282,6 +320,12 @@ def keys_mainloop(
         dk = before + [finish_part(last, PARTS - 1, queries, queries.q, q_count)]  # noqa: RUF005
         q_count += 1
     return dk, q_count
+
+
+@gluon.jit
+def in_halves(x):
+    """The left and the right half of the columns of x (64, n); no number moves."""
+    return gl.split(gl.permute(gl.reshape(x, [64, 2, x.shape[1] // 2]), [0, 2, 1]))
 
 
 @gluon.jit
@@ -305,7 +349,7 @@ def zero_sums(sums_ptr, head, start_n, c: gl.constexpr, problem):
 @gluon.jit
 def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
     """Warpgroup c: 64 keys of each work tile, from scores to dV, or to dK and its parts of dQ."""
-    gradient_ptr, sums_ptr, queries, k_parts, v_parts, _, scheduler, sizes = common
+    gradient_ptr, sums, queries, k_parts, v_parts, _, scheduler, sizes = common
     d, Hk, _, scale = sizes
     problem = scheduler.problem
     mainloop: gl.constexpr = values_mainloop if VALUES else keys_mainloop
@@ -314,6 +358,7 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
     LEFT: gl.constexpr = gl.DotOperandLayout(0, matrix_layout(problem.BLOCK_M), 2)
     # at d = 256 the pass for dK has no shared memory left to exchange rows in
     WHOLE_ROWS: gl.constexpr = VALUES or BLOCK_D == 64
+    HALVES: gl.constexpr = BLOCK_D == 64 and not VALUES  # and at d = 192 for half of a part
     q_count = 0  # query tiles so far
     kv_count = 0  # work tiles so far
     b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(0)
@@ -321,7 +366,7 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
         first, full, end = problem.query_tiles(start_n, Nk_valid)
         own = start_n + 64 * c  # its first key
         if VALUES and problem.DQ:
-            zero_sums(sums_ptr, b * Hk + h_k, start_n, c, problem)
+            zero_sums(sums[0], b * Hk + h_k, start_n, c, problem)
         k_parts.consumer_wait(kv_count)
         if not VALUES:
             v_parts.consumer_wait(kv_count)
@@ -351,11 +396,16 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
         row = (b * Hk + h_k).to(gl.int64) * problem.Nk
         for i in gl.static_range(PARTS):
             x = gradient[i] if VALUES else gradient[i] * scale
-            store_gradient(
-                gradient_ptr, x, row, own, Nk_valid, problem.Nk, d, i * BLOCK_D, WHOLE_ROWS
-            )  # fmt: skip
+            pieces = in_halves(x) if HALVES else (x,)
+            for j in gl.static_range(len(pieces)):
+                store_gradient(
+                    gradient_ptr, pieces[j], row, own, Nk_valid, problem.Nk, d,
+                    i * BLOCK_D + 32 * j, WHOLE_ROWS,
+                )  # fmt: skip
         kv_count += 1
         b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(kv_count)
+    if not VALUES and problem.DQ:
+        store_wait(0)
 
 
 # else Triton builds again for sizes of 1 and for multiples of 16, to the same code
@@ -364,7 +414,8 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
     do_not_specialize_on_alignment=["seqlens_ptr", "counter_ptr"],
 )
 def two_pass_kernel(
-    q_desc, k_desc, v_desc, do_desc, rows_desc, sums_ptr, gradient_ptr, seqlens_ptr, counter_ptr,
+    q_desc, k_desc, v_desc, do_desc, rows_desc, sums_ptr, sums_desc, gradient_ptr, seqlens_ptr,
+    counter_ptr,
     H, Hk, Nq, Nk, d, heads, section, tiles, qk_scale, scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, EDGE: gl.constexpr, DQ: gl.constexpr,
     VALUES: gl.constexpr, PARTS: gl.constexpr, TOGETHER: gl.constexpr, Q_SLOTS: gl.constexpr,
@@ -372,12 +423,12 @@ def two_pass_kernel(
 ):  # fmt: skip
     """Compute dv and, if DQ, zero the sums of dq, if VALUES; else dk and, if DQ, add to those sums.
 
-    dv or dk goes to gradient_ptr, the sums are at sums_ptr.
+    dv or dk goes to gradient_ptr, the sums are at sums_ptr and, for the copy engine, in sums_desc.
 
     Descriptors have blocks of (1, 1, rows, BLOCK_D), K and V of 128 rows; rows_desc (1, 1, 2,
-    BLOCK_M). PARTS parts of BLOCK_D columns make up d and its padding. TOGETHER: how many slots of
-    Q, and of dO, are released at once, 1 or PARTS. The gradient is contiguous. EDGE and DQ: as in
-    Problem.
+    BLOCK_M); sums_desc (16, 256). PARTS parts of BLOCK_D columns make up d and its padding.
+    TOGETHER: how many slots of Q, and of dO, are released at once, 1 or PARTS. The gradient is
+    contiguous. EDGE and DQ: as in Problem.
     """
     BLOCK_M: gl.constexpr = q_desc.block_shape[2]
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
@@ -399,12 +450,12 @@ def two_pass_kernel(
     ds_smem = rows  # stands in, and isn't read
     if DQ and not VALUES:
         swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-        DS_PLACES: gl.constexpr = 1 if TOGETHER == 1 else 2
+        DS_PLACES: gl.constexpr = 1 if TOGETHER == 1 else 3
         ds_smem = gl.allocate_shared_memory(q_desc.dtype, [DS_PLACES, BLOCK_M, 128], swizzled)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()  # among the kernel's own four warps, before any role begins
     common = (
-        gradient_ptr, sums_ptr, queries, k_parts, v_parts, ds_smem, scheduler,
+        gradient_ptr, (sums_ptr, sums_desc), queries, k_parts, v_parts, ds_smem, scheduler,
         (d, Hk, qk_scale, scale),
     )  # fmt: skip
     keys: gl.constexpr = 1 if VALUES else 2

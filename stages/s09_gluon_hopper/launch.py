@@ -408,14 +408,14 @@ def launch_backward(
     copied = any(map(operator.is_not, (q, k, v, o, lse, do), tensors))
     if copied:  # with other strides
         launches = backward_launches(*kind, o.stride(), do.stride(), lse.stride())
-    sums_in = sums  # for d above 128 threads add to them, not the copy engine
-    if D <= 128:
-        block = rows_of_sums(D), 256
-        sums_in = float32_descriptor(sums.data_ptr(), (sums.numel() // 256, 256), block)
+    block = rows_of_sums(D) if D <= 128 else 16, 256
+    sums_desc = float32_descriptor(sums.data_ptr(), (sums.numel() // 256, 256), block)
+    # for d above 128 threads add to them, too
+    sums_in = (sums_desc,) if D <= 128 else (sums, sums_desc)
     steps: list[Step] = [(launches.preprocess, (o, do, lse, rows, sums), launches.of_rows)]
     gradients = [(dk, dv)] if D <= 128 else [(dv,), (dk,)]
     for launch, described_by, of_keys in zip(launches.main, inputs, gradients, strict=True):
-        tensors_in = *described_by, sums_in, *of_keys, seqlens_k, counter
+        tensors_in = *described_by, *sums_in, *of_keys, seqlens_k, counter
         steps.append((launch, tensors_in, launches.sizes))
     if DQ:
         steps.append((launches.postprocess, (sums, rows, dq), launches.of_dq))
