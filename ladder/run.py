@@ -1,5 +1,6 @@
 """`ladder run`: its arguments, its plan, a new or resumed run, and its tables."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from harness.records.units import show_time
 from harness.runs import plan
 from harness.runs.comparison import run_cells
 from harness.runs.plan import Cell, Comparison, Limits
+from harness.views.groups import numbers
 from harness.views.table import make_page
 from ladder import measuring, old, options, problems, resuming, show
 from ladder.arguments import RUN_SHAPE, choose, stages_and_device, wants_gradients
@@ -142,8 +144,14 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None, expect: Path |
             or ((peers or s.number < PEERS_FROM) and "world" not in s.options)
         ]  # fmt: skip
     cells = make_cells(given, chosen, device, own)
+    left_out = {stage.number for stage in chosen} - {cell.stage.number for cell in cells}
+    problems_of = "the tour" if given["suite"] is None else f"--suite {given['suite']}"
+    said = f"run: {problems_of} has no problem for {numbers(left_out)}"
+    said += ": describe one in place of it, such as --n 64"
     if not cells:
-        raise UserError("run: none of the stages takes part: leave --stages away")
+        raise UserError(said)
+    if left_out and given["stages"] is not None:
+        print(f"ladder: {said}", file=sys.stderr)
     kept = {**given, "stage": [stage.name for stage in chosen if stage.path in own]}
     planned, measured = [cell.to_json() for cell in cells], {cell.stage.path for cell in cells}
     described = [stage.to_json() for stage in chosen if stage.path in measured]

@@ -208,6 +208,15 @@ def test_the_tour_ends_with_what_was_seen_and_what_is_next(tmp_path):
     assert shown.returncode == 0 and "m_new" in shown.stdout, shown.stderr
 
 
+def test_a_stage_that_the_tour_has_no_problem_for_is_named(tmp_path):
+    """That of several ranks, and a peer that stands beside it only where it is asked for."""
+    stages, out = "1,10,104", tmp_path / "tour.jsonl"
+    done = in_turn("run", "--stages", stages, "--device", "cpu", "--out", out)
+    assert done.returncode == 0 and "no problem for stages 10, 104" in done.stderr
+    named = in_turn("run", "--stages", stages, "--n", 8, "--device", "cpu", "--out", f"{out}l")
+    assert named.returncode == 0 and "no problem" not in named.stderr
+
+
 @pytest.mark.slow
 def test_a_run_of_a_problem_ends_with_its_records(tmp_path):
     for options in (("--n", 8), ("--n", 8, "--stages", 3)):
