@@ -164,6 +164,11 @@ def copied(path: Path, folder: Path) -> tuple[Path, str]:
     """Copy a submission into a folder; the copy, and the SHA-256 of its files. Raises BadStage."""
     to = folder / path.resolve().name
     if path.is_dir():
+        if not any(file.exists() for file in cpp.files(path)):
+            raise BadStage(
+                f"{path.name}: a folder without {' and '.join(cpp.FILES)}, which are stage 2's; "
+                "of another stage name the .py file"
+            )
         to.mkdir()
     files = list(zip(cpp.files(path), cpp.files(to), strict=True))
     data = [bytes_of(file) for file, _ in files]

@@ -140,6 +140,17 @@ def test_what_a_file_says_of_itself_excuses_nothing(tmp_path):
     assert "wrong scale" in done.stdout and "got | expected" in done.stdout
 
 
+def test_a_folder_that_is_no_submission_is_told_what_one_is(tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    for named in cpp.FILES:
+        with pytest.raises(BadStage, match=f"a folder without.* {named}.* name the .py file"):
+            checks.check(tmp_path)
+    (tmp_path / cpp.FILES[1]).write_text("")
+    with pytest.raises(BadStage, match=f"{cpp.FILES[0]}: no such file"):
+        checks.check(tmp_path)
+
+
+
 @pytest.mark.slow
 def test_a_filled_cpp_folder_passes_and_a_wrong_one_fails(tmp_path):
     to = tmp_path / "cpp"
