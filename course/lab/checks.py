@@ -61,9 +61,14 @@ class Check:
     work: Mapping[str, float] = field(default_factory=dict)
 
 
+NOT_TRIED = "not-tried"
+
+
 @dataclass(frozen=True)
 class Mark:
-    """The result of a check: a record's status, or 'cheated', 'ok' where it passed; and the reason.
+    """The result of a check, and the reason.
+
+    status: a record's, 'ok' where it passed; 'cheated'; or NOT_TRIED, after a timeout.
 
     printed: what the submission printed meanwhile.
     """
@@ -312,8 +317,8 @@ def judged(
     marks: list[Mark] = []
     with Judge(BASE) as judge:  # it turns to a problem when a submission has answered
         for each in asked:
-            if marks and marks[-1].status == "timeout":
-                mark = Mark(each, "timeout", "not tried after a check that did not end")
+            if marks and marks[-1].status in ("timeout", NOT_TRIED):
+                mark = Mark(each, NOT_TRIED, "not tried after a check that did not end")
             elif why := info.why_skip(each.problem):
                 mark = Mark(each, "skipped", why)
             else:

@@ -356,6 +356,8 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
     for name in KINDS:
         text = (out.parent / "grades-reports" / f"{name}.md").read_text(encoding="utf-8")
         assert text.startswith(f"# {name}: stage 1") and "Traceback" not in text
+        late, untried = text.count("| timeout |"), text.count("| not tried after ")
+        assert (late, untried) == ((1, (full - 5) // 2) if name == "timeout" else (0, 0))
     root = ElementTree.parse(junit).getroot()
     suites = {suite.get("name"): suite for suite in root.iter("testsuite")}
     assert root.tag == "testsuites" and suites.keys() == rows.keys()

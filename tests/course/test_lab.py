@@ -150,7 +150,6 @@ def test_a_folder_that_is_no_submission_is_told_what_one_is(tmp_path):
         checks.check(tmp_path)
 
 
-
 @pytest.mark.slow
 def test_a_filled_cpp_folder_passes_and_a_wrong_one_fails(tmp_path):
     to = tmp_path / "cpp"

@@ -57,9 +57,8 @@ class Machine:
             self.shown = {*self.names}
         if result.verdict in ("passed", "not-written") or not result.sha256:  # not even read
             return
-        lost = [mark for mark in result.marks if not mark.passed]
-        late = [mark for mark in lost if mark.status == "timeout"][1:]  # those were not tried
-        asked = {mark.check.name for mark in lost if mark not in late} - self.shown
+        lost = [m for m in result.marks if not m.passed and m.status != checks.NOT_TRIED]
+        asked = {mark.check.name for mark in lost} - self.shown
         ended = next((mark for mark in lost if mark.status in MAYBE_MACHINE), None)
         if ended is not None:
             asked.add(ended.check.name)

@@ -8,18 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from course.lab.checks import Result
+from course.lab import checks
 from course.lab.grading.grade import Row
 from course.lab.grading.gradebooks import Grade
 from harness.records.units import clean
 
-WORDS = {"ok": "passed", "wrong": "wrong", "skipped": "refused by the file's own STAGE"}
+WORDS = {
+    "ok": "passed", "wrong": "wrong", "skipped": "refused by the file's own STAGE",
+    checks.NOT_TRIED: "not tried after a check that did not end",
+}  # fmt: skip
 
 PLACE = re.compile(r"\S+:\d+: ")  # may begin a diagnosis
 UNKNOWN = ("no known mistake", "look at", "first tile")  # begin what is no name of a mistake
 
 
-def report(row: Row, result: Result, points: Mapping[str, float]) -> str:
+def report(row: Row, result: checks.Result, points: Mapping[str, float]) -> str:
     """A student's report, Markdown: points for each check, what the first failure comes from."""
     lines = [head(row, points)]
     if row.verdict != "passed":
