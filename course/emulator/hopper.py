@@ -59,6 +59,7 @@ from course.edits import write_changed
 from stages import common
 
 CTAS = 2  # multiprocessors
+LAST = 1e-9  # the pace of what is done when nothing else may happen
 
 
 class Stuck(Exception):
@@ -125,6 +126,7 @@ class Machine:
 
     def __init__(self, seed):
         self.draw = random.Random(seed)
+        self.late = self.draw.random() < 1 / 3  # whether what is stored is read when all else waits
         self.roles, self.stopped = [], False
         self.ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
@@ -158,7 +160,8 @@ class Machine:
                 if role.products:  # in their order
                     acts.append((role.pace["products"], role, role.products))
                 if role.copies:  # in any order
-                    acts.append((role.pace["copies"], role, role.copies))
+                    pace = LAST if self.late and role.stores else role.pace["copies"]
+                    acts.append((pace, role, role.copies))
             if not acts:
                 break
             # as random.choices draws, without its checks: this is done at each step

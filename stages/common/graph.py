@@ -51,12 +51,19 @@ def graph_of(launches: Callable[[int], None], stream: int) -> "Graph | None":
     run on all multiprocessors, not on the context's own.
     """
     with suppress(CUDAError, OSError, RuntimeError):
-        context, green = ctypes.c_void_p(), ctypes.c_void_p()
-        asked = ctypes.c_void_p(stream)
-        call("cuStreamGetCtx_v2", asked, ctypes.byref(context), ctypes.byref(green))
-        if not green:
+        if not is_green(stream):
             return Graph(launches)
     return None
+
+
+def is_green(stream: int) -> bool:
+    """Whether a stream is a green context's. A driver that can't say has none that torch makes."""
+    if not hasattr(driver(), "cuStreamGetCtx_v2"):
+        return False
+    context, green = ctypes.c_void_p(), ctypes.c_void_p()
+    asked = ctypes.c_void_p(stream)
+    call("cuStreamGetCtx_v2", asked, ctypes.byref(context), ctypes.byref(green))
+    return bool(green)
 
 
 class Graph:

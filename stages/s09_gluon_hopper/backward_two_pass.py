@@ -45,8 +45,9 @@ Sums of dQ that wait for the copy engine take 16 KB for a part of 64 columns. At
 three places, where two parts can wait when dS has been read: consumer 0's, which has two of three,
 and no time to add them itself. What is left of dQ, and all of it at d = 256, threads add to global
 memory from registers, 16 bytes each (after FlashAttention-3, which does so at d = 256). Measured:
-the copy engine for consumer 1's part, too, leaves dS one place, and is slower. The pass for dV
-writes the zeros that sums start from: memory has less to do there than in the kernel before it.
+with dS in one place, and the other two for one part of each consumer, the copy engine adds all of
+dQ, but the consumers wait for each other once more, and it is slower. The pass for dV writes the
+zeros that sums start from: memory has less to do there than in the kernel before it.
 
 At d = 256 dS has one place, and no consumer writes to it before the other has read it for dQ: for S
 it needs the second part of the next Q, which takes the place of the first part of this one, and
@@ -293,7 +294,9 @@ def keys_mainloop(
         if problem.DQ:
             fence_async_shared()
             if COPIED and c == 0:
-                store_wait(0)  # as in backward.py
+                # before they meet: behind that consumer 1, too, may write the next dS where the
+                # copy engine reads the last tile's sums
+                store_wait(0)
             named_barrier("bar.sync", DS_STORED, 256)
             dq_zero = zeros(queries.q.tiles.shape[4])
             dq = [
@@ -437,7 +440,8 @@ def two_pass_kernel(
         H, H // Hk, Nq, Nk, CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N,
         PARTS * q_desc.block_shape[3], PARTS, True,
     )  # fmt: skip
-    # named barriers: one each for K and V, then those for Q and dO, up to 14
+    # named barriers: one each for K and V, then those for Q and dO, up to 14; in the pass for dK
+    # these end at 11, and DQ_DONE is 14
     k_pipe = make_pipeline(k_desc, PARTS, 2, K_EMPTY, PARTS)
     v_pipe = k_pipe if VALUES else make_pipeline(v_desc, PARTS, 2, V_EMPTY, PARTS)
     q_pipe = make_pipeline(q_desc, Q_SLOTS, 2, QUERIES_EMPTY, TOGETHER)

@@ -176,7 +176,7 @@ def heads_at_once(group: int, size: int) -> int:
     """Return how many key heads are computed at the same time under a causal mask.
 
     group  query heads to a key head
-    size   bytes of the inputs that all work tiles of a key head read
+    size   bytes of what all work tiles of a key head read or add to
     """
     return max(FEWEST_HEADS // group, L2_BYTES // size)
 
