@@ -126,7 +126,8 @@ class Machine:
 
     def __init__(self, seed):
         self.draw = random.Random(seed)
-        self.late = self.draw.random() < 1 / 3  # whether what is stored is read when all else waits
+        # whether the copy engine stores only when nothing else may happen
+        self.late = self.draw.random() < 1 / 3
         self.roles, self.stopped = [], False
         self.ended: SimpleQueue[BaseException | None] = SimpleQueue()
 

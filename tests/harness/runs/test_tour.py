@@ -210,10 +210,10 @@ def test_the_tour_ends_with_what_was_seen_and_what_is_next(tmp_path):
 
 def test_a_stage_that_the_tour_has_no_problem_for_is_named(tmp_path):
     """That of several ranks, and a peer that stands beside it only where it is asked for."""
-    stages, out = "1,10,104", tmp_path / "tour.jsonl"
-    done = in_turn("run", "--stages", stages, "--device", "cpu", "--out", out)
+    asked = "run", "--stages", "1,10,104", "--device", "cpu", "--out"
+    done = in_turn(*asked, tmp_path / "tour.jsonl")
     assert done.returncode == 0 and "no problem for stages 10, 104" in done.stderr
-    named = in_turn("run", "--stages", stages, "--n", 8, "--device", "cpu", "--out", f"{out}l")
+    named = in_turn(*asked, tmp_path / "named.jsonl", "--n", 8)
     assert named.returncode == 0 and "no problem" not in named.stderr
 
 
