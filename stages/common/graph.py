@@ -23,7 +23,10 @@ class CUDAError(Exception):
 @functools.cache
 def driver() -> Any:
     """The driver's library; OSError where there is none by this name."""
-    return ctypes.CDLL("libcuda.so.1")
+    found = ctypes.CDLL("libcuda.so.1")
+    # each step of training calls this: with its types known, it takes plain numbers
+    found.cuGraphLaunch.argtypes = ctypes.c_void_p, ctypes.c_void_p
+    return found
 
 
 def call(name: str, *args: Any) -> None:
@@ -98,7 +101,7 @@ class Graph:
 
     def launch(self, stream: int) -> bool:
         """Start all on a stream; False where the driver refuses."""
-        return driver().cuGraphLaunch(self.handle, ctypes.c_void_p(stream)) == 0
+        return driver().cuGraphLaunch(self.handle, stream) == 0
 
 
 def destroy(handle: ctypes.c_void_p) -> None:

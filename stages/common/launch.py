@@ -237,6 +237,7 @@ class Kept:
 
     kernels: list[Any]
     calls: list[Call]
+    device: int
     times: int = 0
     graph: Graph | None = None
 
@@ -247,15 +248,16 @@ kept: dict[Hashable, Kept] = {}
 def launch_and_keep(key: Hashable, steps: Sequence[Step]) -> None:
     """Launch in turn, and keep the calls for `launch_again`.
 
-    key  tells apart all that the arguments depend on, addresses, too, and streams; with None
-         nothing is kept
+    key  tells apart all that the arguments depend on, addresses, too, and so GPUs, and streams;
+         with None nothing is kept
     """
     done = [launch(tensors, numbers) for launch, tensors, numbers in steps]
     calls = [call for call in done if call is not None]
     if key is not None and len(calls) == len(steps):
         if len(kept) >= MOST_KEPT:
             kept.clear()
-        kept[key] = Kept([launch.kernel for launch, *_ in steps], calls)
+        kernels = [launch.kernel for launch, *_ in steps]
+        kept[key] = Kept(kernels, calls, triton.runtime.driver.active.get_current_device())
 
 
 def launch_again(key: Hashable) -> bool:
@@ -269,8 +271,7 @@ def launch_again(key: Hashable) -> bool:
     found = kept.get(key)
     if found is None or any(x.pre_run_hooks for x in found.kernels) or profiled():
         return False
-    active = triton.runtime.driver.active
-    stream = active.get_current_stream(active.get_current_device())
+    stream = triton.runtime.driver.active.get_current_stream(found.device)
     if found.graph is not None and found.graph.launch(stream):
         return True
     do_all(found.calls, stream)

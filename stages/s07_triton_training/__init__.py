@@ -189,7 +189,8 @@ class Attention(torch.autograd.Function):
         def run(*tensors: Tensor) -> Any:
             return passes.backward(*tensors, *options)
 
-        if torch.is_grad_enabled() or transformed(*tensors):
+        # transforms of what was saved were refused when it was
+        if torch.is_grad_enabled() or transformed(do):
             gradients = FirstDerivative.apply(passes.stage, run, *tensors)
         else:  # nothing will go back through it
             gradients = run(*tensors)

@@ -378,7 +378,7 @@ def launch_backward(
     device = q.device
     kind = q.shape, k.shape, device, causal, seqlens_k is not None, DQ
     launches = backward_launches(*kind, o.stride(), do.stride(), lse.stride())
-    both = torch.empty(sum(launches.parts), dtype=torch.float32, device=device)
+    both = lse.new_empty(sum(launches.parts))
     options: dict[str, Any] = {"memory_format": torch.contiguous_format}
     if wide:  # to name a dtype costs a microsecond each time
         options["dtype"] = torch.float32
@@ -386,11 +386,12 @@ def launch_backward(
     dq = torch.empty_like(q, **options) if DQ else None
     captured = torch.cuda.is_current_stream_capturing()
     counter = counter_of(device, captured)
-    # a tensor of another dtype, or the negative of another one, may have the same address
-    looks = [(x.dtype, x.stride(), x.is_neg()) for x in tensors]
+    # k's and v's dtype is q's, all the rest tells `launches`
+    looks = q.dtype, o.dtype, do.dtype, q.stride(), k.stride(), v.stride()
     passed = [x for x in (*tensors, both, dk, dv, dq, seqlens_k, counter) if x is not None]
-    key = launches, wide, *looks, *map(Tensor.data_ptr, passed)
-    if not captured and launch_again(key):
+    key = launches, wide, looks, *map(Tensor.data_ptr, passed)
+    # a tensor's negative has its address, and is copied below
+    if not captured and not any(map(Tensor.is_neg, tensors)) and launch_again(key):
         return dq, dk, dv
     BLOCK_M, BLOCK_D, D = backward_tile(q.shape[3])
     rows, sums = both.split(launches.parts)

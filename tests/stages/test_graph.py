@@ -75,7 +75,7 @@ class Driver:
         self.alive.remove(handle.value)
 
     def do_cuGraphLaunch(self, handle, stream):
-        self.launched.append((handle.value, stream.value))
+        self.launched.append((handle.value, stream))
 
 
 @pytest.fixture

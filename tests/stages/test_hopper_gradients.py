@@ -173,9 +173,16 @@ def test_heads_computed_together_fit_the_cache(causal, heads, section, launched,
     assert launched.calls["backward_kernel"]["section"] == section
 
 
-@pytest.mark.parametrize("captured", [False, True])
-def test_into_a_graph_of_the_user_s_each_kernel_is_launched_anew(captured, launched, monkeypatch):
-    """No other graph can be launched into it, and its memory is its own: nothing is kept of it."""
+@pytest.mark.parametrize(
+    ("captured", "negative"), [(False, None), (True, None), *((False, at) for at in range(4))]
+)
+def test_into_a_graph_of_the_user_s_and_for_negatives_each_kernel_is_launched_anew(
+    captured, negative, launched, monkeypatch
+):
+    """No other graph can be launched into it, and its memory is its own: nothing is kept of it.
+
+    A tensor that is the negative of another one has its address, but is copied first.
+    """
     asked, kept, told = [], [], []
     counter_of = hopper_launch.counter_of
     monkeypatch.setattr(
@@ -189,9 +196,13 @@ def test_into_a_graph_of_the_user_s_each_kernel_is_launched_anew(captured, launc
         "launch_and_keep",
         lambda *args: kept.append(args[0]) or launch_and_keep(*args),
     )
-    launched.backward(normal((1, 2, 64, 64, 64), 0, torch.float16), False)
+    tensors = [*normal((1, 2, 64, 64, 64), 0, torch.float16)]
+    if negative is not None:
+        tensors[negative] = torch._neg_view(tensors[negative])
+    launched.backward(tensors, False)
     assert len(launched.calls) == 3 and told == [captured]
-    assert (asked, kept) == ([], [None]) if captured else asked == kept != [None]
+    anew = captured or negative is not None
+    assert (asked, kept) == ([], [None]) if anew else asked == kept != [None]
 
 
 @pytest.mark.parametrize(("d", "kernels"), [(64, 3), (192, 4)])
