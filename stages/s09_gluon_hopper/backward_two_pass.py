@@ -360,8 +360,8 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
     BLOCK_D: gl.constexpr = k_parts.pipe.tiles.shape[4]
     LEFT: gl.constexpr = gl.DotOperandLayout(0, matrix_layout(problem.BLOCK_M), 2)
     # at d = 256 the pass for dK has no shared memory left to exchange rows in
-    WHOLE_ROWS: gl.constexpr = VALUES or BLOCK_D == 64
-    HALVES: gl.constexpr = BLOCK_D == 64 and not VALUES  # and at d = 192 for half of a part
+    WHOLE_ROWS: gl.constexpr = VALUES or PARTS == 3
+    HALVES: gl.constexpr = PARTS == 3 and not VALUES  # and at d = 192 for half of a part
     q_count = 0  # query tiles so far
     kv_count = 0  # work tiles so far
     b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(0)
@@ -381,7 +381,7 @@ def consumer(common, c: gl.constexpr, VALUES: gl.constexpr):
                 fence_async_shared()  # the matrix unit reads what threads wrote
                 barrier()  # among this consumer's four warps
         # products that have K in registers read less of shared memory, which is the bottleneck
-        HELD: gl.constexpr = 2 if BLOCK_D == 64 and not VALUES else 0
+        HELD: gl.constexpr = 2 if PARTS == 3 and not VALUES else 0
         held = [k_parts.part(i, 0).slice(64 * c, 64, 0).load(LEFT) for i in (0, 1)[:HELD]]
         gradient = [zeros(n) for n in (BLOCK_D,) * PARTS]
         for g in range(problem.group):
@@ -454,7 +454,7 @@ def two_pass_kernel(
     ds_smem = rows  # stands in, and isn't read
     if DQ and not VALUES:
         swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-        DS_PLACES: gl.constexpr = 1 if TOGETHER == 1 else 3
+        DS_PLACES: gl.constexpr = 3 if PARTS == 3 else 1
         ds_smem = gl.allocate_shared_memory(q_desc.dtype, [DS_PLACES, BLOCK_M, 128], swizzled)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()  # among the kernel's own four warps, before any role begins
