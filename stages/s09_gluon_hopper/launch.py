@@ -378,7 +378,7 @@ def launch_backward(
     device = q.device
     kind = q.shape, k.shape, device, causal, seqlens_k is not None, DQ
     launches = backward_launches(*kind, o.stride(), do.stride(), lse.stride())
-    both = lse.new_empty(sum(launches.parts))
+    both = torch.empty(sum(launches.parts), dtype=torch.float32, device=device)
     options: dict[str, Any] = {"memory_format": torch.contiguous_format}
     if wide:  # to name a dtype costs a microsecond each time
         options["dtype"] = torch.float32
