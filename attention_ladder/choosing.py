@@ -71,7 +71,7 @@ ROWS, LEAST = 64, 192  # of a block in stage 8's float32 kernel; beyond which it
 # the first that takes a call is chosen; and what it is chosen for
 ORDER = {
     8: "few query rows: it splits the keys, too",
-    9: "the fastest on Hopper",
+    9: "the fastest stage on Hopper",
     6: "the fastest forward pass in Triton",
     7: "the fastest in Triton that carries gradients",
     3: "torch's own operations, for all that the others don't take",

@@ -32,15 +32,13 @@ from ladder.options import UserError
 SLOW = 1e10  # FLOPs of a call from which each step is a line of its own, where there is no bar
 
 
-def what_next() -> str:
-    """The last lines of a tour: a command that works as typed, and a page."""
+def what_next(seen: set[int]) -> str:
+    """The last lines of a tour of these stages: a command that works as typed, and a page."""
     if (yours := checkout.to_be_written()) is not None:  # a course's copy
         start = as_typed("lab", "start", str(yours))
         return f"Next, the stage that is yours: {start}\nHow: docs/lab.md"
-    return (
-        f"Next, what mends stage 4: {as_typed('diff', '4', '5')}\n"
-        "Stage by stage: docs/walkthrough/index.md"
-    )
+    mends = f"Next, what mends stage 4: {as_typed('diff', '4', '5')}\n" if 4 in seen else ""
+    return f"{mends}Stage by stage: docs/walkthrough/index.md"
 
 
 def run_command(
@@ -215,6 +213,6 @@ def measure_cells(
             page = make_page()
             for line in closing(env, records):
                 page.print(Text(line), soft_wrap=not page.is_terminal)
-            page.print(Text(what_next()), soft_wrap=True)
+            page.print(Text(what_next({x["stage"] for x in records})), soft_wrap=True)
     failed = any(record["status"] in FAILURES for record in records)
     return measuring.exit_code(errors, not as_expected(expected, records) or failed)

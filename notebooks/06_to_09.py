@@ -297,7 +297,7 @@ nb.rows(header, body, "TFLOP/s, float16, the masked part not counted", bench.sai
 #
 # </details>
 #
-# **3.** Why does `walk` wait for the older of two products with `warpgroup_mma_wait(1)`?
+# **3.** Why does `finish_scores` leave one newer product running, with `warpgroup_mma_wait(1)`?
 #
 # <details><summary>Answer</summary>
 #

@@ -264,8 +264,8 @@ def launch_again(key: Hashable) -> bool:
     """Do the calls that are kept for `key` again; False where none are, or hooks are to see them.
 
     Addresses recur: a step of training often has its tensors where the step before it had them.
-    After a few such steps the calls become a CUDA graph, which the host launches as fast as one
-    kernel, if no other thread of Python's runs. Not for a stream that is being captured: no graph
+    After a few such steps the calls become a CUDA graph, which the host launches as one; it is made
+    only while no other thread of Python's runs. Not for a stream that is being captured: no graph
     can be launched into it.
     """
     found = kept.get(key)

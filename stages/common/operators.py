@@ -4,8 +4,8 @@
     ladder::s07_triton_training_forward    the same -> o and lse, where gradients are wanted
     ladder::s07_triton_training_backward   do, all these, and which are wanted -> dq, dk, dv
 
-and the same for each stage; one that is forward only has just the first. They are used only inside
-torch.compile: an operator's call takes longer than a stage's own.
+and the same for each stage; one that is forward only has just the first. They are used only
+where torch makes a graph (`register`): an operator's call takes longer than a stage's own.
 """
 
 import functools

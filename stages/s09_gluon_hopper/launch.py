@@ -2,7 +2,10 @@
 
 What depends only on the kind of problem, not on its numbers, is computed once and kept: the
 launches (stages/common/launch.py), the copy engine's descriptors. Of the backward pass all that is
-launched is kept, by the tensors' addresses.
+launched is kept, by the tensors' addresses. From torch's graph it goes through stage 7:
+
+    Attention.backward -> backward -> launch_for -> launch_backward -> launch_again, or
+                                                                       launch_and_keep
 """
 
 import functools
@@ -282,7 +285,7 @@ class BackwardLaunches:
     """The launches of a kind of problem, and the numbers in them."""
 
     rows: tuple[int, ...]  # the shape of lse and -delta, float32
-    parts: tuple[int, int]  # how many numbers these are, and the sums of dQ, float32
+    parts: tuple[int, int]  # how many float32 these are, and dQ's sums: without DQ a tile
     preprocess: Launch
     of_rows: tuple[Any, ...]
     main: tuple[Launch, ...]  # one; for d above 128 what computes dv, then what computes dk and dq
@@ -386,7 +389,7 @@ def launch_backward(
     dq = torch.empty_like(q, **options) if DQ else None
     captured = torch.cuda.is_current_stream_capturing()
     counter = counter_of(device, captured)
-    # k's and v's dtype is q's, all the rest tells `launches`
+    # k's and v's dtype is q's; `launches` tells the rest apart, and the counter's address streams
     looks = q.dtype, o.dtype, do.dtype, q.stride(), k.stride(), v.stride()
     passed = [x for x in (*tensors, both, dk, dv, dq, seqlens_k, counter) if x is not None]
     key = launches, wide, looks, *map(Tensor.data_ptr, passed)

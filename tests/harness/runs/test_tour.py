@@ -194,8 +194,8 @@ def test_what_was_skipped_or_spared_is_said_with_the_reason():
 
 @pytest.mark.slow
 def test_the_tour_ends_with_what_was_seen_and_what_is_next(tmp_path):
-    """Here of one stage, so that it is short."""
-    done = in_turn("run", "--stages", 3, "--device", "cpu", "--out", tmp_path / "tour.jsonl")
+    """Here of two stages, so that it is short."""
+    done = in_turn("run", "--stages", "3,4", "--device", "cpu", "--out", tmp_path / "tour.jsonl")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines[-5:]] == [
@@ -213,6 +213,7 @@ def test_a_stage_that_the_tour_has_no_problem_for_is_named(tmp_path):
     asked = "run", "--stages", "1,10,104", "--device", "cpu", "--out"
     done = in_turn(*asked, tmp_path / "tour.jsonl")
     assert done.returncode == 0 and "no problem for stages 10, 104" in done.stderr
+    assert "mends" not in done.stdout, "stage 4 wasn't seen"
     named = in_turn(*asked, tmp_path / "named.jsonl", "--n", 8)
     assert named.returncode == 0 and "no problem" not in named.stderr
 
