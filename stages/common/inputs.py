@@ -48,6 +48,11 @@ def transformed(*tensors: Tensor) -> bool:
     """Whether torch transforms any of `tensors`: torch.func, forward mode, batched gradients."""
     if any(map(is_functorch_wrapped_tensor, tensors)) or any(map(is_legacy_batchedtensor, tensors)):
         return True
+    return dual(*tensors)
+
+
+def dual(*tensors: Tensor) -> bool:
+    """Whether any of `tensors` has a tangent, of torch's forward mode."""
     # no level is entered, mostly; torch 2.6 to 2.14 know it by this name
     if getattr(forward_ad, "_current_level", 0) < 0:
         return False

@@ -37,7 +37,14 @@ from stages.common.inputs import autocast
 from stages.common.kernels import LOG2_E, loadable
 from stages.common.launch import fast_launch
 from stages.common.machine import launching
-from stages.contract import FirstDerivative, Stage, check_inputs, input_precision, transformed
+from stages.contract import (
+    FirstDerivative,
+    Stage,
+    check_inputs,
+    dual,
+    input_precision,
+    transformed,
+)
 from stages.s06_triton_flash2 import forward as flash2_forward
 from stages.s06_triton_flash2 import skip_ratio as skip_ratio  # its forward pass is stage 6's
 
@@ -71,8 +78,8 @@ def launch(
 
     wide  whether they are left in float32, as stage 10 adds them up, not in the inputs' dtype
     """
-    q, k, v, do = (loadable(x) for x in (q, k, v, do))
-    lse = lse.contiguous()  # the kernels take no stride for it
+    q, k, v, o, do = (loadable(x) for x in (q, k, v, o, do))
+    lse = lse.resolve_neg().contiguous()  # the kernels take no stride for it
     B, H, Nq, d = q.shape
     Hk, Nk = k.shape[1:3]
     scale = d**-0.5
@@ -189,8 +196,8 @@ class Attention(torch.autograd.Function):
         def run(*tensors: Tensor) -> Any:
             return passes.backward(*tensors, *options)
 
-        # transforms of what was saved were refused when it was
-        if torch.is_grad_enabled() or transformed(do):
+        # torch.func was refused when these were saved, and a tangent if forward mode wasn't off
+        if torch.is_grad_enabled() or transformed(do) or dual(*tensors):
             gradients = FirstDerivative.apply(passes.stage, run, *tensors)
         else:  # nothing will go back through it
             gradients = run(*tensors)

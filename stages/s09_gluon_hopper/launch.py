@@ -389,8 +389,8 @@ def launch_backward(
     dq = torch.empty_like(q, **options) if DQ else None
     captured = torch.cuda.is_current_stream_capturing()
     counter = counter_of(device, captured)
-    # k's and v's dtype is q's; `launches` tells the rest apart, and the counter's address streams
-    looks = q.dtype, o.dtype, do.dtype, q.stride(), k.stride(), v.stride()
+    # `launches` tells the other strides apart, the counter's address tells streams apart
+    looks = *[x.dtype for x in tensors], q.stride(), k.stride(), v.stride()
     passed = [x for x in (*tensors, both, dk, dv, dq, seqlens_k, counter) if x is not None]
     key = launches, wide, looks, *map(Tensor.data_ptr, passed)
     # a tensor's negative has its address, and is copied below
@@ -398,6 +398,7 @@ def launch_backward(
         return dq, dk, dv
     BLOCK_M, BLOCK_D, D = backward_tile(q.shape[3])
     rows, sums = both.split(launches.parts)
+    o, lse = o.resolve_neg(), lse.resolve_neg()
     # copies where need be; the names keep them until all is launched, as descriptors don't
     k, k_desc = described(k, BACKWARD_BLOCK_N, BLOCK_D)
     v, v_desc = described(v, BACKWARD_BLOCK_N, BLOCK_D)

@@ -181,7 +181,9 @@ WIDE = [
 
 @pytest.mark.parametrize(("name", "d", "each", "mean"), WIDE)
 def test_stage_9_is_as_fast_at_other_d_as_was_asked(name, d, each, mean):
-    cells = [c for c in of_run(name) if c["d"] == d and c["status"] == "ok"]
+    cells = [c for c in of_run(name) if c["d"] == d]
+    assert {c["stage"] for c in cells} == {9, 101, 105}, "a peer is missing, or wrong"
+    cells = [c for c in cells if c["status"] == "ok"]
     faster = []
     for at in itertools.product((False, True), (1024, 4096, 16384)):
         times = {c["stage"]: c["time_ms"] for c in cells if (c["causal"], c["nk"]) == at}
@@ -200,7 +202,8 @@ HOST = [
 @pytest.mark.parametrize(("call", "numbers", "most"), HOST)
 def test_python_takes_no_longer_for_a_call_than_was_asked(call, numbers, most):
     found = [x for x in of_run("host", "host") if x["call"] == call and x["stage"] in numbers]
-    assert {x["stage"] for x in found} == numbers
+    asked = itertools.product(numbers, (4,) if call == "backward" else (1, 64))
+    assert sorted((x["stage"], x["b"]) for x in found) == sorted(asked)
     assert all(x["launch_ms"] <= most * x["reference_ms"] for x in found)
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,6 +102,20 @@ def test_what_is_launched_on_a_stream_of_its_own_becomes_a_graph(driver):
     del made
     gc.collect()
     assert not driver.alive and driver.mode == THREAD_LOCAL
+
+
+def test_a_stream_reaches_the_driver_whole(monkeypatch):
+    """An int of no known type would be cut to 32 bits: of the stream's address 0, the default's."""
+    launched = []
+    seen = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
+        lambda *args: launched.append(args) or 0
+    )
+    untyped = ctypes.pythonapi._FuncPtr(ctypes.cast(seen, ctypes.c_void_p).value)
+    monkeypatch.setattr(path.ctypes, "CDLL", lambda name: SimpleNamespace(cuGraphLaunch=untyped))
+    monkeypatch.setattr(path, "driver", path.driver.__wrapped__)
+    graph = object.__new__(path.Graph)
+    graph.handle = ctypes.c_void_p(GREEN)
+    assert graph.launch(STREAM) and launched == [(GREEN, STREAM)]
 
 
 def test_a_driver_older_than_green_contexts_makes_graphs(driver):

@@ -13,6 +13,7 @@ from stage_checks import (
     normal,
     true_gradients,
 )
+from torch.autograd import forward_ad
 
 every_node = for_each([stage for stage in FAKES if stage.STAGE.gradients and not in_torch(stage)])
 
@@ -130,6 +131,41 @@ def test_gradients_that_come_all_at_once_are_refused(stage):
     says = rf"^stage {stage.STAGE.number} .*several gradients .*at once.*stage 3"
     with pytest.raises(RuntimeError, match=says):
         torch.autograd.grad(stage.attend(q, k, v), q, torch.stack([dO, dO]), is_grads_batched=True)
+
+
+class Hides(torch.autograd.Function):
+    """Calls a function where forward mode is off, as it is in a node's own forward pass."""
+
+    @staticmethod
+    def forward(ctx, call, x):
+        with torch.enable_grad():
+            call(x)
+        return x.clone()
+
+    @staticmethod
+    def jvp(ctx, _, tangent):
+        return tangent
+
+
+@every_node
+def test_a_tangent_that_was_hidden_from_the_forward_pass_is_not_lost(stage):
+    q, k, v, dO = leaves(stage)
+    kept = []
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(k.detach(), torch.ones_like(k))
+        Hides.apply(lambda k: kept.append(stage.attend(q, k, v)), dual)
+        with pytest.raises(NotImplementedError, match="forward mode AD"):
+            torch.autograd.grad(kept[0], q, dO)
+
+
+@every_node
+def test_saved_tensors_may_come_back_as_negatives(stage):
+    """As a hook of saved tensors may give them: raw memory holds their negatives."""
+    q, k, v, dO = leaves(stage)
+    want = torch.autograd.grad(stage.attend(q, k, v), (q, k, v), dO)
+    with torch.autograd.graph.saved_tensors_hooks(torch.neg, torch._neg_view):
+        got = torch.autograd.grad(stage.attend(q, k, v), (q, k, v), dO)
+    assert all(map(torch.equal, got, want))
 
 
 @every_node

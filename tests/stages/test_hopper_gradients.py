@@ -173,16 +173,9 @@ def test_heads_computed_together_fit_the_cache(causal, heads, section, launched,
     assert launched.calls["backward_kernel"]["section"] == section
 
 
-@pytest.mark.parametrize(
-    ("captured", "negative"), [(False, None), (True, None), *((False, at) for at in range(4))]
-)
-def test_into_a_graph_of_the_user_s_and_for_negatives_each_kernel_is_launched_anew(
-    captured, negative, launched, monkeypatch
-):
-    """No other graph can be launched into it, and its memory is its own: nothing is kept of it.
-
-    A tensor that is the negative of another one has its address, but is copied first.
-    """
+@pytest.mark.parametrize("captured", [False, True])
+def test_into_a_graph_of_the_user_s_each_kernel_is_launched_anew(captured, launched, monkeypatch):
+    """No other graph can be launched into it, and its memory is its own: nothing is kept of it."""
     asked, kept, told = [], [], []
     counter_of = hopper_launch.counter_of
     monkeypatch.setattr(
@@ -196,13 +189,9 @@ def test_into_a_graph_of_the_user_s_and_for_negatives_each_kernel_is_launched_an
         "launch_and_keep",
         lambda *args: kept.append(args[0]) or launch_and_keep(*args),
     )
-    tensors = [*normal((1, 2, 64, 64, 64), 0, torch.float16)]
-    if negative is not None:
-        tensors[negative] = torch._neg_view(tensors[negative])
-    launched.backward(tensors, False)
+    launched.backward(normal((1, 2, 64, 64, 64), 0, torch.float16), False)
     assert len(launched.calls) == 3 and told == [captured]
-    anew = captured or negative is not None
-    assert (asked, kept) == ([], [None]) if anew else asked == kept != [None]
+    assert (asked, kept) == ([], [None]) if captured else asked == kept != [None]
 
 
 @pytest.mark.parametrize(("d", "kernels"), [(64, 3), (192, 4)])
@@ -227,24 +216,34 @@ def test_copies_live_until_every_kernel_is_launched(d, kernels, launched, monkey
     assert not any(copy is None for kept in alive for copy in kept)
 
 
-@pytest.mark.parametrize("copied", [None, 0, 1, 2, 5])
-@pytest.mark.parametrize("look", [lambda x: x[..., ::2], lambda x: torch._neg_view(x[..., :64])])
-def test_what_is_launched_with_a_copy_is_not_kept(copied, look, launched, monkeypatch):
-    """The copy's address is not in the key."""
-    q, k, v, do = normal((1, 2, 70, 130, 128), 0, torch.float16)
-    tensors = [*(x[..., :64] for x in (q, k, v, q)), torch.zeros((1, 2, 70)), do[..., :64]]
-    if copied is not None:
-        tensors[copied] = look((q, k, v, None, None, do)[copied])
-    keys, keep = [], hopper_launch.launch_and_keep
+OTHER_STEPS, NEGATIVE = lambda x: x[..., ::2], torch._neg_view
+
+
+@pytest.mark.parametrize(("look", "copied"), [
+    (None, None), *((OTHER_STEPS, at) for at in (0, 1, 2, 5)),
+    *((NEGATIVE, at) for at in range(6)),
+])  # fmt: skip
+def test_what_is_launched_with_a_copy_is_not_kept(look, copied, launched, monkeypatch):
+    """The copy's address is not in the key; a negative's own is that of another tensor."""
+    wide = normal((1, 2, 70, 130, 128), 0, torch.float16)
+    q, k, v, do = (x[..., :64] for x in wide)
+    tensors = [q, k, v, q, torch.zeros((1, 2, 70)), do]
+    if look is OTHER_STEPS:
+        tensors[copied] = look((*wide[:3], None, None, wide[3])[copied])
+    elif look is NEGATIVE:
+        tensors[copied] = look(tensors[copied])
+    asked, keys, keep = [], [], hopper_launch.launch_and_keep
+    monkeypatch.setattr(hopper_launch, "launch_again", asked.append)
     monkeypatch.setattr(
         hopper_launch, "launch_and_keep", lambda key, steps: keys.append(key) or keep(key, steps)
     )
     hopper_launch.launch_backward(tuple(tensors), False, None, True)
     assert [key is None for key in keys] == [copied is not None]
+    assert (not asked) == (look is NEGATIVE)
     given = launched.calls["preprocess_kernel"]
     steps = [given[f"stride_do{axis}"] for axis in "bhmd"]
     assert torch.equal(given["do_ptr"], tensors[5])
-    assert not given["do_ptr"].is_neg()
+    assert not any(x.is_neg() for x in given.values() if isinstance(x, torch.Tensor))
     assert list(given["do_ptr"].stride()) == steps
 
 

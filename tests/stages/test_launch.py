@@ -465,6 +465,15 @@ def test_launches_are_done_again_as_they_were_but_on_the_current_stream(kernel, 
     assert [call[3][0] for call in after] == [(0, 8)] * 2
 
 
+def test_launches_are_done_again_on_the_gpu_that_they_are_of(kernel, two):
+    kernel.here.device = 1
+    for _ in range(2):
+        path.launch_and_keep("key", steps_of(two))
+    kernel.calls.clear()
+    assert path.launch_again("key")
+    assert [call[3][0] for call in kernel.calls] == [(1, 7)] * 2
+
+
 @pytest.mark.parametrize("hooked", ["kernel", "launch_enter_hook", "launch_exit_hook"])
 def test_what_hooks_are_to_see_is_not_done_again(kernel, two, user, hooked):
     path.launch_and_keep("key", steps_of(two))
