@@ -107,7 +107,7 @@ def test_what_a_copy_says_comes_next_is_there(last, copies, monkeypatch):
     monkeypatch.setattr(checkout, "ROOT", copies(last))
     yours = checkout.to_be_written()
     assert yours == (last + 1 if last < max(labs.about()) else None)
-    after = run.what_next()
+    after = run.what_next({4})
     assert f"lab start {yours}" in after if yours else "diff 4 5" in after
     for command in typer.main.get_command(app.app).commands.values():  # those of a whole checkout
         shown = help.examples(*re.findall("ladder .*", command.epilog or ""))
