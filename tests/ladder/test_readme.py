@@ -146,13 +146,14 @@ LEAST = [
     ("bench-train", 7, "flex_attention", 0.95, 1, 1.05),
     ("hopper", 9, "sdpa_cudnn", 1.05, 1.12, 1.1),
     ("hopper-float16", 9, "sdpa_cudnn", 1.05, 1.12, 1.1),
-    # 1.0 was reached beside an older version; 4.0.0b36 is level at d = 64, none, N = 16384
-    ("hopper", 9, "flash_attention_4", 0.99, 1.05, 1.1),
-    ("hopper-float16", 9, "flash_attention_4", 0.99, 1.05, 1.1),
+    ("hopper", 9, "flash_attention_4", 1.0, 1.05, 1.1),
+    ("hopper-float16", 9, "flash_attention_4", 1.0, 1.05, 1.1),
     ("hopper-bwd", 9, "sdpa_cudnn", 1.08, 1.12, 1.1),
     ("hopper-bwd", 9, "flash_attention_4", 0.97, 1.0, 1.1),
     ("hopper-train", 9, "flash_attention_4", 0.97, 1.0, 1.1),
 ]
+# forward 1.0 was reached here, too, beside an older FlashAttention-4; 4.0.0b36 is level: 0.99
+LEVEL = {"d": 64, "causal": False, "nk": 16384}
 
 
 @pytest.mark.parametrize(("name", "stage", "peer", "each", "mean", "memory"), LEAST)
@@ -161,14 +162,17 @@ def test_a_stage_is_as_fast_beside_a_peer_as_was_asked(name, stage, peer, each, 
     cells = [cell for cell in of_run(name) if cell["nk"] in sizes]
     found = {(c["d"], c["causal"], c["nk"]) for c in cells if c["stage"] == stage}
     assert found == {(d, mask, n) for d in (64, 128) for mask in text.MASKS for n in sizes}
-    faster = []
+    faster, least = [], []
     for _, at in text.problems(sorted(sizes)):
         ours, theirs = text.find(cells, stage=stage, **at), text.find(cells, name=peer, **at)
         assert ours["b"] * ours["nk"] == 16384 and ours["h"] * ours["d"] == 2048
         faster.append(theirs["time_ms"] / ours["time_ms"])
+        level = peer == "flash_attention_4" and at == LEVEL
+        least.append(min(each, 0.99) if level else each)
         if name in ("bench-train", "hopper-bwd") and peer.startswith("sdpa"):
             assert ours["peak_bytes"] <= memory * theirs["peak_bytes"]
-    assert min(faster) >= each and statistics.geometric_mean(faster) >= mean
+    assert all(x >= y for x, y in zip(faster, least, strict=True))
+    assert statistics.geometric_mean(faster) >= mean
 
 
 # file, d, the least ratio of the fastest peer's time to stage 9's, and of their geometric mean
@@ -182,11 +186,11 @@ WIDE = [
 @pytest.mark.parametrize(("name", "d", "each", "mean"), WIDE)
 def test_stage_9_is_as_fast_at_other_d_as_was_asked(name, d, each, mean):
     cells = [c for c in of_run(name) if c["d"] == d]
-    assert {c["stage"] for c in cells} == {9, 101, 105}, "a peer is missing, or wrong"
+    assert {c["stage"] for c in cells} == {9, 101, 105}, "a peer is missing"
     cells = [c for c in cells if c["status"] == "ok"]
     faster = []
-    for at in itertools.product((False, True), (1024, 4096, 16384)):
-        times = {c["stage"]: c["time_ms"] for c in cells if (c["causal"], c["nk"]) == at}
+    for _, at in text.problems((1024, 4096, 16384), (d,)):
+        times = {c["stage"]: c["time_ms"] for c in cells if at.items() <= c.items()}
         ours = times.pop(9)
         faster.append(min(times.values()) / ours)
     assert min(faster) >= each and statistics.geometric_mean(faster) >= mean
